@@ -1,0 +1,1 @@
+"""Dynamic load balance for synchronous data-parallel training, in JAX."""
