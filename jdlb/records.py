@@ -3,12 +3,17 @@
 The one schema between the room that measures (`trainer`) and the rooms that read
 (`report`, `experiments`). Knows nobody: no JAX, no NumPy, no policy.
 
-A records file begins with one `RunHeader`; every further line is a `RoundRecord`, an
-`EvaluationRecord` or a `SoloRecord`. Each line is one object with its kind in "kind".
+A run's file begins with one `RunHeader`; every further line is a `RoundRecord`, an
+`EvaluationRecord` or a `SoloRecord`. The file of a probe of the workers, each alone,
+may hold `SoloRecord`s only. Each line is one object with its kind in "kind".
+
+The lines are strict JSON, which has no NaN and no infinity: such a number (the loss of
+a run that diverged) is written as null and read back as NaN.
 """
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -109,12 +114,23 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def to_line(record: Record) -> str:
-    """One line of JSON, without the newline."""
-    return json.dumps({"kind": _NAMES[type(record)], **dataclasses.asdict(record)})
+    """One line of strict JSON, without the newline."""
+    fields = _plain(dataclasses.asdict(record))
+    return json.dumps({"kind": _NAMES[type(record)], **fields}, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def from_line(line: str) -> Record:
-    """The record in one line.
+    """The record in one line. Sequences come back as tuples, at any depth.
 
     Raises:
       UserError: the line is not JSON, of an unknown kind, or has other fields.
@@ -122,15 +138,22 @@ def from_line(line: str) -> Record:
     try:
         fields = json.loads(line)
         kind = _KINDS[fields.pop("kind")]
-        return kind(**{k: _frozen(v) for k, v in fields.items()})
+        # A header's config may hold a real None; no other record has one.
+        null = None if kind is RunHeader else math.nan
+        return kind(**{key: _frozen(v, null) for key, v in fields.items()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"not a record of this version of jdlb: {line[:80]!r} ({error})"
+            f"not a record of this version of jdlb: {line.strip()[:80]!r}: "
+            "read it with the version that wrote it, or run again"
         ) from error
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _frozen(value: Any, null: float | None) -> Any:
+    if isinstance(value, dict):
+        return {key: _frozen(v, null) for key, v in value.items()}
+    if isinstance(value, list):
+        return tuple(_frozen(v, null) for v in value)
+    return null if value is None else value
 
 
 def write(file: TextIO, record: Record) -> None:
@@ -149,6 +172,11 @@ def read(path: Path) -> Iterator[Record]:
     """
     if not path.is_file():
         raise UserError(f"no records at {path}: name the folder that a run wrote to")
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield from_line(line)
+    # Bytes that are no text become a line that is no record, hence a `UserError`.
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith("\n"):
+                try:
+                    yield from_line(line)
+                except UserError as error:
+                    raise UserError(f"{path}, line {number}: {error}") from error
