@@ -50,7 +50,7 @@ def room_of(module: str) -> str | None:
 
 def imported(module: str, is_package: bool, source: str) -> Iterator[str]:
     """Full names of all that a module imports; of `from a import b`, `a.b`."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(source, filename=module)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
