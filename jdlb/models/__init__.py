@@ -1,0 +1,1 @@
+"""Flax models and per-example losses."""
