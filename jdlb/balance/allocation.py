@@ -5,16 +5,16 @@ The one place where shares become integers. Must not know where targets come fro
 """
 
 import bisect
-import functools
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
+from jdlb.balance.ladder import Ladder, Limits
 from jdlb.errors import UserError
 
 Targets = Sequence[float] | np.ndarray
@@ -22,115 +22,6 @@ Targets = Sequence[float] | np.ndarray
 # A target this small against the largest one counts as this: a ratio to it stays
 # finite, and a worker with target 0 still serves when all others are at their caps.
 _SMALLEST_WEIGHT = 1e-12
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The fewest and the most examples a step that each worker may get, both [W].
-
-    Raises:
-      UserError: unequal lengths, a negative floor, or a floor above its cap.
-    """
-
-    floors: tuple[int, ...]
-    caps: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not self.caps or len(self.floors) != len(self.caps):
-            raise UserError(
-                f"{len(self.floors)} floors and {len(self.caps)} caps: "
-                "give one of each for every worker"
-            )
-        for w, (floor, cap) in enumerate(zip(self.floors, self.caps, strict=True)):
-            if not 0 <= floor <= cap or cap == 0:
-                raise UserError(
-                    f"worker {w} has floor {floor} and cap {cap}: "
-                    "need 0 <= floor <= cap and a cap of at least 1"
-                )
-
-    @classmethod
-    def default(
-        cls,
-        workers: int,
-        global_batch: int,
-        granule: int,
-        caps: Sequence[int] | None = None,
-    ) -> Self:
-        """A floor of one granule, or as much as fits; no caps unless given.
-
-        The floor keeps every worker measured, so that one that was slow can come back.
-        """
-        floor = min(granule, global_batch // workers)
-        given = [global_batch] * workers if caps is None else caps
-        return cls(tuple(min(floor, cap) for cap in given), tuple(given))
-
-    def with_caps(self, caps: Iterable[int]) -> Self:
-        """The same floors under other caps; a floor above its cap comes down to it."""
-        new = tuple(caps)
-        if len(new) != len(self.floors):
-            raise UserError(f"{len(new)} caps for {len(self.floors)} workers")
-        floors = (min(f, c) for f, c in zip(self.floors, new, strict=True))
-        return type(self)(tuple(floors), new)
-
-
-@dataclass(frozen=True)
-class Ladder:
-    """The few batch sizes that are compiled: examples a worker, rising.
-
-    Edges are multiples of `granule`. The next edge after `e` is one granule further,
-    or `growth * e` rounded to a whole number of granules (half up) if that is more; the
-    last edge is the first that reaches `top`.
-
-    >>> Ladder(granule=8, growth=0.25, top=64).edges
-    (8, 16, 24, 32, 40, 48, 64)
-
-    Raises:
-      UserError: granule below 1, top below 1, or growth outside [0, 1].
-    """
-
-    granule: int
-    growth: float = 1 / 16
-    top: int = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        if self.granule < 1:
-            raise UserError(f"granule {self.granule}: use a whole number of at least 1")
-        if self.top < 1:
-            raise UserError(f"top of the ladder {self.top}: use at least 1 example")
-        if not 0 <= self.growth <= 1:
-            raise UserError(f"growth {self.growth}: use a number from 0 to 1")
-
-    @classmethod
-    def default(cls, global_batch: int, workers: int = 1) -> Self:
-        """A granule of 1 % of the global batch, or finer if there are many workers.
-
-        With more than 6 workers an equal share is still 16 granules where that leaves
-        whole examples: on a coarser ladder nothing could be balanced.
-        """
-        granule = max(1, min(global_batch // 100, global_batch // (16 * workers)))
-        return cls(granule, top=global_batch)
-
-    @functools.cached_property
-    def edges(self) -> tuple[int, ...]:
-        """All capacities, rising."""
-        edges = [self.granule]
-        while edges[-1] < self.top:
-            granules = math.floor(self.growth * edges[-1] / self.granule + 0.5)
-            edges.append(edges[-1] + self.granule * max(1, granules))
-        return tuple(edges)
-
-    def capacity(self, size: int) -> int:
-        """The smallest edge that holds `size` examples; the smallest of all for 0.
-
-        Raises:
-          UserError: a negative size, or one above the last edge.
-        """
-        if not 0 <= size <= self.edges[-1]:
-            raise UserError(
-                f"{size} examples do not fit on a ladder from 0 to {self.edges[-1]}: "
-                "raise its top"
-            )
-        return self.edges[bisect.bisect_left(self.edges, size)]
 
 
 @dataclass(frozen=True)
@@ -166,18 +57,13 @@ def allocate(
 ) -> Allocation:
     """Whole examples near `targets` [W], summing to `total`, with their capacities.
 
-    Args:
-      targets: real-valued examples a worker; `round_shares` says how zero, NaN and
-        infinite ones are read.
-      total: examples a step.
-      ladder: the capacities; its last edge caps every worker.
-      limits: floors and caps.
-      aligned: sizes on ladder edges (`align`) instead of the nearest (`round_shares`).
+    Sizes lie on ladder edges if `aligned` (see `align`), else nearest to the targets
+    (see `round_shares`). The last edge of the ladder caps every worker.
 
     Raises:
       UserError: floors and caps leave no room for `total`.
     """
-    limits = limits.with_caps(min(cap, ladder.edges[-1]) for cap in limits.caps)
+    limits = limits.within(ladder.edges[-1])
     if aligned:
         sizes = align(targets, total, ladder, limits)
     else:
@@ -190,12 +76,14 @@ def padded(sizes: Sequence[int], ladder: Ladder, limits: Limits) -> Allocation:
 
     A cap bounds what a worker's memory holds, and padding takes memory too: a
     worker's own ladder therefore ends with an edge at its cap.
+
+    Raises:
+      UserError: a size above the last edge.
     """
-    capacities = (
-        min(ladder.capacity(size), cap)
-        for size, cap in zip(sizes, limits.caps, strict=True)
-    )
-    return Allocation(tuple(sizes), tuple(capacities))
+    ladder.capacity(max(sizes))  # Raises if it does not fit.
+    edges = np.array(ladder.edges)
+    capacities = np.minimum(edges[np.searchsorted(edges, sizes)], limits.caps)
+    return Allocation(tuple(sizes), tuple(capacities.tolist()))
 
 
 def round_shares(targets: Targets, total: int, limits: Limits) -> tuple[int, ...]:
@@ -247,9 +135,9 @@ def align(
     large enough for `total`; then, from the largest ratio down, each worker that can
     go one edge lower while the capacities still hold `total` does.
 
-    What remains above `total` is less than any step down, so that one worker, that
-    with the largest ratio, can leave it out and keep its capacity. Only where nearly
-    all workers are at their lowest edges, more than one may have to.
+    What remains above `total` is less than any step down: one worker, that with the
+    largest ratio, leaves it out and keeps its capacity. Only where all are at their
+    lowest edges, more than one may have to.
 
     Targets and errors as in `round_shares`.
 
@@ -257,7 +145,7 @@ def align(
     >>> align([54.0, 30.0, 16.0], 100, Ladder(8, top=100), limits)
     (56, 28, 16)
     """
-    limits = limits.with_caps(min(cap, ladder.edges[-1]) for cap in limits.caps)
+    limits = limits.within(ladder.edges[-1])
     weights = _weights(targets, total, limits)
     rungs = _Rungs.of(ladder, limits)
     capacities = _threshold(weights, total, rungs)

@@ -54,19 +54,6 @@ class ControllerState:
 class Controller:
     """Decides once a round.
 
-    With the policy `dlb`, a constant cluster and no noise this comes to rest. Let a
-    worker's performance p(c) = c / t(c) not fall as its capacity c rises, as for
-    t = c0 + a c. `align` picks among all capacities that hold the global batch those
-    that make the sum over workers of (c / p)^k the smallest, for k without end (the
-    largest ratio first, then the second; equal ratios have a fixed order). Take for
-    every worker the sum of (c / p(c))^k / c over the capacities up to its own. When
-    it goes from c to c', that sum changes by at most what it would change by if p
-    stayed at p(c): on the way up p only grows, on the way down it only falls. And
-    with p at p(c) for everybody, the new capacities are the better ones, or the same.
-    So the sum over workers falls with every move, and of finitely many capacities none
-    comes twice. Noise, and machines that are slower per example on larger batches,
-    are outside of this.
-
     Attributes:
       policy: names the targets.
       cluster: number of workers, global batch, ladder, limits.

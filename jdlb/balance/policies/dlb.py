@@ -37,6 +37,20 @@ def dlb() -> Policy[DlbState]:
     - a worker that was not measured keeps its last performance, and one that never was
       counts as the mean of the others.
 
+    Why it comes to rest under `align`, with a constant cluster and no noise, if a
+    worker's performance p(c) does not fall as its capacity c rises (t = c0 + a c, for
+    one). The new capacities make the largest c / p the smallest, then the second
+    largest, and so on, equal ones in a fixed order: in other words they make the sum
+    over workers of (c / p)^k the smallest, for a k large enough, and no others do. Now
+    let V(c) of a worker be the sum, over its edges e up to c with d the edge before, of
+    (e^k - d^k) / p(e)^k. A move from c to c' changes V by no more than it changes
+    (c / p)^k with p held at p(c): going up, later edges have a p at least as large, so
+    they add no more; going down, earlier ones have a p at most as large, so they take
+    away no less. Hence every move lowers the sum of V over workers, and among finitely
+    many capacities none comes back. Outside of this: noise, which a dead band is for,
+    and machines slower per example on larger batches. Without `align` (largest
+    remainder) there is no proof, and no cycle was found in 15,000 random clusters.
+
     >>> cluster = Cluster.create(workers=2, global_batch=30, granule=1)
     >>> policy = dlb()
     >>> _, state = policy.init(cluster)
