@@ -134,7 +134,11 @@ def summarise(run: Iterable[Record], ideal: float | None) -> PolicySummary:
     run = tuple(run)
     rounds = of_kind(run, RoundRecord)
     if not rounds:
-        raise UserError("a run without a finished round: let it train one epoch")
+        names = [header.policy for header in of_kind(run, RunHeader)] or ["?"]
+        raise UserError(
+            f"the run of policy {names[0]!r} has no finished round: "
+            "leave it out, or let it train an epoch"
+        )
     by_epoch = _by_epoch(rounds)
     counted = counted_epochs(rounds)
     epochs = [by_epoch[epoch] for epoch in counted]

@@ -72,14 +72,14 @@ def round_line(record: RoundRecord) -> str:
         step_seconds(*totals)
         for totals in zip(record.busy_seconds, record.measured_steps, strict=True)
     ]
+    milliseconds = [None if b is None else 1e3 * b for b in busy]
     loss = record.metrics.get("loss")
     parts = [
         f"{record.policy} epoch {record.epoch}",
         f"{record.seconds:.2f} s",
         f"loss {_number(loss, '.4f')}",
         f"sizes {per_worker(record.sizes, 'd')}",
-        f"busy {per_worker([None if b is None else 1e3 * b for b in busy], '.0f')}"
-        " ms/step",
+        f"busy {per_worker(milliseconds, '.0f')} ms/step",
     ]
     if record.skipped_steps:
         parts.append(f"{record.skipped_steps} steps skipped")
@@ -114,9 +114,10 @@ def _caption(
     alone = "not probed" if ideal is None else f"{ideal:,.0f} examples/s"
     clock = "virtual clock: seconds of a time model" if virtual else "wall clock"
     counted = sorted({e for s in summaries for e in s.counted_epochs})
-    span = f"{counted[0]}-{counted[-1]}" if len(counted) > 1 else f"{counted}"[1:-1]
+    ends = dict.fromkeys((counted[0], counted[-1])) if counted else ("none",)
+    span = "-".join(map(str, ends))
     return (
-        f"CPU budgets: {cores}. Ideal (each worker alone): {alone}.\n"
+        f"\nCPU budgets: {cores}. Ideal (each worker alone): {alone}.\n"
         f"Medians over epochs {span}, counted from 0; {clock}.\n"
         f"Machine: {machine}"
     )

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 import report_samples as samples
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto import event_pb2
 
+from jdlb.records import EvaluationRecord
 from jdlb.report import scalars
+
+# Generated code, whose classes no type checker sees.
+EVENT = vars(event_pb2)["Event"]
 
 
 def read_scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
@@ -20,7 +24,7 @@ def read_scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
         while data:
             # A record: length, checksum of the length, payload, its checksum.
             (length,) = struct.unpack("<Q", data[:8])
-            event = Event.FromString(data[12 : 12 + length])
+            event = EVENT.FromString(data[12 : 12 + length])
             data = data[12 + length + 4 :]
             for value in event.summary.value:
                 entry = (event.step, event.wall_time, value.simple_value)
@@ -47,7 +51,9 @@ def test_scalars_are_read_back(tmp_path: Path) -> None:
     steps, times, shares = zip(*got["share/worker_1"], strict=True)
     assert steps == tuple(samples.STEPS * n for n in range(1, 7))
     assert shares == pytest.approx([80 / 240, 76 / 240, *[68 / 240] * 4])
-    assert times == pytest.approx([r.training_seconds for r in run[2::2]])
+    assert times == pytest.approx(
+        [r.training_seconds for r in run if isinstance(r, EvaluationRecord)]
+    )
     assert got["test/accuracy"][-1] == pytest.approx((108, times[-1], 0.963))
     assert got["train/loss"][1][2] == pytest.approx(0.25)
     expected = samples.busy_seconds(36, 0.25)

@@ -119,8 +119,11 @@ def test_nothing_measured_at_all() -> None:
 
 
 def test_a_run_without_rounds_says_so() -> None:
-    with pytest.raises(UserError, match="without a finished round"):
-        summary.summarise([EvaluationRecord("dlb", 0, 1.0, 5, {})], None)
+    run = samples.make_run("dlb", ())
+    with pytest.raises(UserError, match="policy 'dlb' has no finished round"):
+        summary.summarise(run, None)
+    with pytest.raises(UserError, match="no finished round"):
+        summary.summarise([], None)
 
 
 def test_the_ideal_is_the_median_of_the_probes() -> None:
