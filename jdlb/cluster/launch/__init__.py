@@ -1,0 +1,1 @@
+"""Ways to start the processes of a job, one module each."""
