@@ -22,3 +22,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" did you mean {near[0]!r}?" if near else ""
     return UserError(f"unknown {kind} {name!r}:{hint} Known: {', '.join(names)}")
+
+
+class RunError(RuntimeError):
+    """A run that cannot go on, through no fault of its input: exit status 1.
+
+    Its message is one line that names the worker where there is one.
+    """

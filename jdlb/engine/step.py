@@ -82,11 +82,16 @@ class StepOutcome(NamedTuple):
     counted: bool
     statistics: Statistics
 
+    @property
+    def failed(self) -> tuple[int, ...]:
+        """Workers that could not compute their share."""
+        return tuple(np.flatnonzero(self.statistics.failed).tolist())
+
 
 class Compilation(NamedTuple):
-    """One compilation of `compute`: for which worker (the group's first), how long."""
+    """One compilation of `compute`: for which worker group, how long."""
 
-    worker: int
+    workers: tuple[int, ...]
     capacity: int
     seconds: float
 
@@ -138,7 +143,7 @@ class StepEngine:
         self._max_programs = max_programs
         self._groups: tuple[WorkerGroup, ...] = ()
         self.state = self._initial_state(params)
-        self._reduce = self._compile_reduce()
+        self._reduce, self.global_program = self._compile_reduce()
         self._apply = self._compile_apply()
 
     def prepare(self, capacities: Sequence[int]) -> list[Compilation]:
@@ -154,7 +159,7 @@ class StepEngine:
                 self._programs[group.key] = self._compile_compute(group)
                 seconds = time.perf_counter() - start
                 compilations.append(
-                    Compilation(group.workers[0], group.capacity, seconds)
+                    Compilation(group.workers, group.capacity, seconds)
                 )
             self._programs.move_to_end(group.key)
         keep = max(self._max_programs, len(self._groups))
@@ -250,7 +255,8 @@ class StepEngine:
         host_params = jax.tree.map(np.asarray, params)
         return jax.jit(replicate, out_shardings=sharding)(host_params)
 
-    def _compile_reduce(self) -> jax.stages.Compiled:
+    def _compile_reduce(self) -> tuple[jax.stages.Compiled, str]:
+        """The program, and its text, which must be the same on every process."""
         mesh = self.workers.mesh
         reduce = jax.jit(
             jax.shard_map(
@@ -262,7 +268,8 @@ class StepEngine:
             self.layout.dtype,
             sharding=NamedSharding(mesh, SPLIT),
         )
-        return reduce.lower(flat).compile()
+        lowered = reduce.lower(flat)
+        return lowered.compile(), lowered.as_text()
 
     def _compile_apply(self) -> jax.stages.Compiled:
         mesh = self.workers.local_mesh
