@@ -45,6 +45,13 @@ class BatchSource(Protocol):
     def __getitems__(self, indices: list[int], /) -> Sequence[Mapping[str, Any]]: ...
 
 
+@runtime_checkable
+class ColumnSource(Protocol):
+    """A source that has its examples as arrays, and gives fresh arrays of any rows."""
+
+    def gather(self, index: np.ndarray, /) -> Fields: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Standard:
     """What every example must look like: key -> (shape, dtype), and who set it."""
@@ -228,15 +235,18 @@ class RoundLoader:
     def _load(self, step: int) -> LocalBatch:
         rows = step_rows(self._order, step, self._global_batch)
         parts = worker_rows(rows, self._allocation.sizes)
+        sizes = tuple(len(part) for part in parts)
+        if not self._local_workers:
+            return LocalBatch(step, sizes, ())
         local = [parts[worker] for worker in self._local_workers]
-        index = np.concatenate([*local, np.empty(0, np.int64)])
+        index = np.concatenate(local)
         if self._standard is None:
-            # With no local row the step's first stands in: shapes are needed all the
-            # same for a batch of padding.
+            # A batch of nothing but padding needs shapes all the same: where no local
+            # worker has a row yet, another's stands in.
             first = index if len(index) else rows
             self._standard = read_standard(self._source, int(first[0]))
         # One read a step: a source's fixed cost a call is paid once.
-        fields = stack(read(self._source, index), index, self._standard)
+        fields = fetch(self._source, index, self._standard)
         ends = np.cumsum([len(part) for part in local])
         workers = []
         for worker, part, end in zip(self._local_workers, local, ends, strict=True):
@@ -244,7 +254,18 @@ class RoundLoader:
             ready = self._transform(mine, part, self._seed, self._epoch)
             capacity = self._allocation.capacities[worker]
             workers.append(pad(ready, part, capacity))
-        return LocalBatch(step, tuple(len(part) for part in parts), tuple(workers))
+        return LocalBatch(step, sizes, tuple(workers))
+
+
+def fetch(source: Source, index: np.ndarray, standard: Standard) -> Fields:
+    """The rows int64 [b] of a source as fresh arrays [b, ...] a key, in that order.
+
+    Raises:
+      UserError: an example has other keys, shapes or dtypes than the standard.
+    """
+    if isinstance(source, ColumnSource):
+        return source.gather(index)
+    return stack(read(source, index), index, standard)
 
 
 def read(source: Source, index: np.ndarray) -> Sequence[Mapping[str, Any]]:

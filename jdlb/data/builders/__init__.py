@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import fcntl
 import io
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -82,7 +81,7 @@ def prepare(name: str, data_dir: Path, source_dir: Path | None = None) -> bool:
 
 
 def open_splits(name: str, data_dir: Path) -> Splits:
-    """The prepared splits of a data set; reads no example yet.
+    """The prepared splits of a data set; reads one example of each.
 
     Raises:
       UserError: the name is unknown, or the data set is missing or damaged.
@@ -93,17 +92,19 @@ def open_splits(name: str, data_dir: Path) -> Splits:
     if not folder.is_dir():
         raise UserError(f"no data set {name!r} in {data_dir}: run `{remedy}`")
     try:
-        builder = tfds.builder_from_directory(folder)
-        return Splits(
-            train=builder.as_data_source(split="train"),
-            test=builder.as_data_source(split="test"),
-        )
-    except (OSError, ValueError, KeyError) as error:
+        # Typed as any tree there; without arguments it is a dict of all splits.
+        sources: Any = tfds.builder_from_directory(folder).as_data_source()
+        splits = Splits(train=sources["train"], test=sources["test"])
+        # The files are opened by the first read, and damage shows there.
+        for split in (splits.train, splits.test):
+            split[0]
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise UserError(
             f"data set {name!r} in {folder} is damaged ({first_line}): remove that "
             f"folder and run `{remedy}`"
         ) from error
+    return splits
 
 
 def _folder(data_set: DataSet, data_dir: Path) -> Path:
@@ -137,6 +138,9 @@ def _write(data_set: DataSet, data_dir: Path, source_dir: Path | None) -> None:
                 # Or it asks a server on the internet whether it has the data.
                 download_config=tfds.download.DownloadConfig(try_download_gcs=False),
             )
-        final = _folder(data_set, data_dir)
-        final.parent.mkdir(exist_ok=True)
-        os.rename(builder.data_path, final)
+        _publish(Path(builder.data_path), _folder(data_set, data_dir))
+
+
+def _publish(written: Path, final: Path) -> None:
+    final.parent.mkdir(exist_ok=True)
+    written.rename(final)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core.registered import skip_registration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,7 @@ def make_builder(
     Records keep the order of the arrays: a row of the written split is a row of theirs.
     """
     # The registry of TFDS is global and would refuse the same name a second time.
-    with tfds.core.registered.skip_registration():
+    with skip_registration():
 
         class Builder(tfds.core.GeneratorBasedBuilder):
             """Writes arrays in memory."""
@@ -82,7 +83,7 @@ def make_builder(
 
 
 def _features(data_set: DataSet) -> tfds.features.FeaturesDict:
-    # Raw bytes, not PNG and not a list of integers: reads 3 and 1.4 times as fast, and
+    # Raw bytes: read about 1.2 times as fast as a list of integers, 3 times as PNG; and
     # `features.Image` cannot encode arrays without TensorFlow.
     image = tfds.features.Tensor(
         shape=data_set.shape, dtype=np.uint8, encoding=tfds.features.Encoding.BYTES
