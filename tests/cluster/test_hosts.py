@@ -155,7 +155,7 @@ def test_an_error_ends_all_members_at_once_and_is_named(tmp_path):
         raise UserError("no such thing")
     multihost_utils.sync_global_devices("another")
     """
-    with pytest.raises(UserError, match="^no such thing$"):
+    with pytest.raises(UserError, match=r"^no such thing$"):
         run_members(tmp_path, "from jdlb.errors import UserError" + body)
 
 
