@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[1]
 
 LEAVES = frozenset({"jdlb.errors", "jdlb.records"})
 SIDE_BY_SIDE = ("jdlb.data", "jdlb.engine", "jdlb.cluster")
+# What `trainer` is cut into: as much as it knows, and known by it alone.
+OF_TRAINER = frozenset({"jdlb.agreement", "jdlb.tally"})
 LIBRARY = frozenset(
     {"jdlb.balance", *SIDE_BY_SIDE, "jdlb.models", "jdlb.report", "jdlb.trainer"}
 )
@@ -27,7 +29,8 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     **{room: frozenset({"jdlb.balance"}) for room in SIDE_BY_SIDE},
     "jdlb.models": frozenset(),
     "jdlb.report": frozenset(),
-    "jdlb.trainer": frozenset({"jdlb.balance", *SIDE_BY_SIDE}),
+    **{part: frozenset({"jdlb.balance", *SIDE_BY_SIDE}) for part in OF_TRAINER},
+    "jdlb.trainer": frozenset({"jdlb.balance", *SIDE_BY_SIDE, *OF_TRAINER}),
     # The package itself: names it may pass on from any room.
     "jdlb": LIBRARY,
     "experiments": LIBRARY | {"configs", "jdlb"},
@@ -145,6 +148,9 @@ def test_the_walk_sees_the_rooms() -> None:
         ("jdlb.trainer", "from jdlb.report import summary"),
         ("jdlb.trainer", "from jdlb.models import cnn"),
         ("jdlb.trainer", "from experiments import train"),
+        ("jdlb.tally", "from jdlb.trainer import Trainer"),
+        ("jdlb.engine.new", "from jdlb import tally"),
+        ("experiments.new", "from jdlb.agreement import digest"),
         ("jdlb", "import experiments.train"),
         ("jdlb.somewhere", "import math"),
     ],

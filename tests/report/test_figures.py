@@ -86,7 +86,9 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     before = json.dumps(dict(matplotlib.rcParams), default=str)
     first = figures.save_figures(comparison(samples.make_runs()), tmp_path / "a")
     # Settings of the person who draws are not the picture's.
-    with matplotlib.rc_context({"font.size": 20, "savefig.dpi": 50}):
+    with matplotlib.rc_context(
+        {"font.size": 20, "savefig.bbox": "tight", "axes.facecolor": "0"}
+    ):
         second = figures.save_figures(comparison(samples.make_runs()), tmp_path / "b")
     assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
     assert json.dumps(dict(matplotlib.rcParams), default=str) == before

@@ -66,8 +66,12 @@ def test_scalars_are_read_back(tmp_path: Path) -> None:
 def test_a_second_report_replaces_the_first(tmp_path: Path) -> None:
     foreign = tmp_path / "events.out.tfevents.1.elsewhere"
     foreign.write_bytes(b"")
-    for _ in range(2):
-        scalars.write_scalars(samples.make_run("dlb", samples.SHARES["dlb"]), tmp_path)
+    run = samples.make_run("dlb", samples.SHARES["dlb"])
+    scalars.write_scalars(run, tmp_path)
+    (first,) = tmp_path.glob("*.jdlb")
+    # As if a second had passed: the name holds the time.
+    first.rename(tmp_path / f"events.out.tfevents.2.host{scalars.SUFFIX}")
+    scalars.write_scalars(run, tmp_path)
     assert len(read_scalars(tmp_path)["train/loss"]) == 6
     assert foreign.exists()
 
