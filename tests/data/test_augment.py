@@ -48,7 +48,7 @@ def test_keyed_by_example_and_not_by_batch(name: str) -> None:
 @pytest.mark.parametrize("name", RANDOM)
 def test_input_is_left_alone(name: str) -> None:
     before = IMAGES.copy()
-    run(RANDOM[name]())
+    RANDOM[name]()({"image": IMAGES}, INDEX, 1, 2)
     np.testing.assert_array_equal(IMAGES, before)
 
 

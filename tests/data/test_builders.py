@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorflow_datasets.core.utils import gcs_utils
 
 from jdlb.data import builders
 from jdlb.data.builders import mnist5k
@@ -98,6 +99,7 @@ def test_fashion_mnist_from_a_small_archive(
 ) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(gcs_utils, "is_dataset_on_gcs", refuse)
     assert builders.prepare("fashion_mnist", tmp_path, archive)
     splits = builders.open_splits("fashion_mnist", tmp_path)
     for split, count in ((splits.train, 30), (splits.test, 12)):
