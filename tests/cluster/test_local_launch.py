@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -109,14 +110,15 @@ def test_logs_are_the_users_alone(tmp_path):
 def test_requests_are_answered_and_last_words_heard(tmp_path):
     script = """
 assert channel.request({"event": "ask"})["seen"] > 0
-for number in range(1000):
-    channel.send({"number": number})
+# More than a socket holds and one reading takes.
+for number in range(5000):
+    channel.send({"number": number, "padding": 100 * "."})
 os._exit(0)
 """
     events = run(tmp_path, script)
     for worker in range(2):
         numbers = [e["number"] for w, e in events if w == worker and "number" in e]
-        assert numbers == list(range(1000))
+        assert numbers == list(range(5000))
 
 
 def test_a_failure_ends_the_others_and_is_named(tmp_path):
@@ -297,41 +299,45 @@ while True: pass
 )
 
 
-def start_launcher(tmp_path) -> tuple[subprocess.Popen, list[int]]:
+@pytest.fixture
+def launched(tmp_path) -> Iterator[tuple[subprocess.Popen, list[int]]]:
     """A launcher in a process of its own, and its workers once they run throttled."""
-    launcher = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", LAUNCHING, WAITING, str(tmp_path / "logs")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         process_group=0,
-    )
-    assert launcher.stdout is not None
-    events = map(json.loads, launcher.stdout)
-    pids = list(itertools.islice((e["pid"] for e in events if "pid" in e), 2))
-    return launcher, pids
+    ) as launcher:
+        assert launcher.stdout is not None
+        events = map(json.loads, launcher.stdout)
+        pids = list(itertools.islice((e["pid"] for e in events if "pid" in e), 2))
+        assert len(pids) == 2
+        try:
+            yield launcher, pids
+        finally:
+            launcher.kill()
+            for pid in filter(is_alive, pids):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
     ("signum", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)]
 )
-def test_an_interrupted_launcher_leaves_nothing(tmp_path, signum, status):
-    launcher, pids = start_launcher(tmp_path)
-    with launcher:
-        # To the whole foreground group, as a terminal does.
-        os.killpg(launcher.pid, signum)
-        assert launcher.wait(timeout=15) == status
-    assert len(pids) == 2
+def test_an_interrupted_launcher_leaves_nothing(launched, signum, status):
+    launcher, pids = launched
+    # To the whole foreground group, as a terminal does.
+    os.killpg(launcher.pid, signum)
+    assert launcher.wait(timeout=15) == status
     assert not any(map(is_alive, pids))
     assert groups(launcher.pid) == []
 
 
-def test_a_killed_launcher_takes_its_workers_along(tmp_path):
-    launcher, pids = start_launcher(tmp_path)
+def test_a_killed_launcher_takes_its_workers_along(tmp_path, launched):
+    launcher, pids = launched
     os.kill(pids[0], signal.SIGSTOP)
-    with launcher:
-        launcher.kill()
-    assert len(pids) == 2
+    launcher.kill()
+    launcher.wait()
     assert wait_until(lambda: not any(map(is_alive, pids)), 5)
     # Nobody was left to remove the groups: the next launcher with budgets does.
     run(tmp_path, "", 1, speeds=[0.5])
