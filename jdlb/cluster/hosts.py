@@ -139,6 +139,13 @@ def join(facts: JobFacts) -> Host:
     return Host(facts.process_index, facts.process_count)
 
 
+def current() -> Host:
+    """Where this process is, as JAX has it; for programs that joined on their own."""
+    import jax
+
+    return Host(jax.process_index(), jax.process_count())
+
+
 def leave(host: Host) -> None:
     """End the membership; returns when all processes have come here.
 

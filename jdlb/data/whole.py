@@ -10,10 +10,9 @@ from jdlb.data.loader import (
     Source,
     Transform,
     WorkerBatch,
+    fetch,
     pad,
-    read,
     read_standard,
-    stack,
 )
 
 
@@ -43,6 +42,6 @@ def worker_batches(
         batch = []
         for mine in rows:
             part = mine[start : start + capacity]
-            fields = stack(read(source, part), part, standard)
+            fields = fetch(source, part, standard)
             batch.append(pad(transform(fields, part, 0, 0), part, capacity))
         yield tuple(batch)

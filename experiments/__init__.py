@@ -1,0 +1,1 @@
+"""Commands over the library: `python -m experiments`."""
