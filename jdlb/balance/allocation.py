@@ -256,7 +256,8 @@ class _Rungs:
     def below(self, capacities: np.ndarray) -> np.ndarray:
         """The next lower capacity of each worker [W]; the same at its lowest."""
         position = np.searchsorted(self.edges, capacities, side="left") - 1
-        return np.maximum(self.edges[np.maximum(position, 0)], self.lowest)
+        edges = self.edges[np.maximum(position, 0)]
+        return np.clip(edges, self.lowest, capacities)
 
 
 def _threshold(weights: np.ndarray, total: int, rungs: _Rungs) -> np.ndarray:
