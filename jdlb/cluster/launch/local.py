@@ -280,7 +280,10 @@ def _start(
 
 
 def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    descriptor = os.open(path, flags, 0o600)
+    # The mode above is for new files only.
+    os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def _watch(
