@@ -13,7 +13,7 @@ import fcntl
 import io
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import tensorflow_datasets as tfds
 
 from jdlb.data.builders import fashion_mnist, mnist5k
 from jdlb.data.builders.images import DataSet, make_builder
+from jdlb.data.loader import Source
 from jdlb.errors import UserError, unknown_name
 
 _DATA_SETS = {
@@ -32,8 +33,8 @@ _DATA_SETS = {
 class Splits:
     """Random access to the examples of a data set: dicts with "image" and "label"."""
 
-    train: Sequence[dict[str, Any]]
-    test: Sequence[dict[str, Any]]
+    train: Source
+    test: Source
 
 
 def names() -> tuple[str, ...]:
