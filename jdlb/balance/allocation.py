@@ -22,6 +22,8 @@ Targets = Sequence[float] | np.ndarray
 # A target this small against the largest one counts as this: a ratio to it stays
 # finite, and a worker with target 0 still serves when all others are at their caps.
 _SMALLEST_WEIGHT = 1e-12
+# Enough for the last bit of a float64.
+_BISECTIONS = 64
 
 
 @dataclass(frozen=True)
@@ -217,19 +219,16 @@ def _quotas(
     """`clip(scale * weights, floors, caps)` [W] for the scale that sums to `total`."""
     if np.all((floors <= weights) & (weights <= caps)):
         return weights
-    # The sum is piecewise linear in the scale, with a corner wherever a worker
-    # leaves its floor or reaches its cap.
-    corners = np.concatenate((floors / weights, caps / weights))
-    slopes = np.concatenate((weights, -weights))
-    order = np.argsort(corners, kind="stable")
-    corners, slopes = corners[order], np.cumsum(slopes[order])
-    sums = floors.sum() + np.concatenate(
-        ([0.0], np.cumsum(slopes[:-1] * np.diff(corners)))
-    )
-    last = max(int(np.searchsorted(sums, total, side="right")) - 1, 0)
-    rest = total - sums[last]
-    scale = corners[last] + (rest / slopes[last] if rest > 0 else 0.0)
-    return np.clip(scale * weights, floors, caps)
+    low, high = 0.0, 1.0
+    while np.clip(high * weights, floors, caps).sum() < total:
+        low, high = high, 2 * high
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if np.clip(middle * weights, floors, caps).sum() < total:
+            low = middle
+        else:
+            high = middle
+    return np.clip(high * weights, floors, caps)
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,15 @@ def test_a_move_inside_the_dead_band_is_not_made() -> None:
     assert decision.allocation.sizes == decision.proposed
 
 
+def test_a_move_of_exactly_the_dead_band_is_not_made() -> None:
+    controller = exact(dead_band=1 / 60)
+    decision, state = controller.start()
+    seen = observe(decision.allocation, (1.0, 1.0, 1.0, 1.022))
+    decision, _ = controller.decide(seen, state)
+    assert decision.proposed == (61, 60, 60, 59)
+    assert not decision.changed
+
+
 def test_a_dry_run_decides_and_tells_but_moves_nothing() -> None:
     controller = exact(dry_run=True)
     decision, state = controller.start()
