@@ -10,14 +10,13 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
 from jdlb.balance.ladder import Ladder, Limits
 from jdlb.errors import UserError
 
-Targets = Sequence[float] | np.ndarray
+Targets = Sequence[float] | Sequence[int] | np.ndarray
 
 # A target this small against the largest one counts as this: a ratio to it stays
 # finite, and a worker with target 0 still serves when all others are at their caps.
@@ -240,7 +239,7 @@ class _Rungs:
     highest: np.ndarray  # [W]
 
     @classmethod
-    def of(cls, ladder: Ladder, limits: Limits) -> Self:
+    def of(cls, ladder: Ladder, limits: Limits) -> "_Rungs":
         edges, caps = np.array(ladder.edges), np.array(limits.caps)
         lowest = edges[np.searchsorted(edges, limits.floors)]
         return cls(edges, np.minimum(lowest, caps), caps)

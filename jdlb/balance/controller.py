@@ -9,7 +9,7 @@ may differ in the last bit, so whole numbers are sent, never computed twice.
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -114,7 +114,7 @@ class Controller:
         )
         return decision, ControllerState(policy_state, targets, allocation)
 
-    def with_caps(self, caps: Iterable[int]) -> Self:
+    def with_caps(self, caps: Iterable[int]) -> "Controller":
         """The same controller under other memory caps [W], in examples.
 
         `reallocate` makes them hold before the next round.

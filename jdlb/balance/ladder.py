@@ -8,7 +8,6 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 from jdlb.errors import UserError
 
@@ -44,7 +43,7 @@ class Limits:
         global_batch: int,
         granule: int,
         caps: Sequence[int] | None = None,
-    ) -> Self:
+    ) -> "Limits":
         """A floor of one granule, or as much as fits; no caps unless given.
 
         The floor keeps every worker measured, so that one that was slow can come back.
@@ -53,7 +52,7 @@ class Limits:
         given = [global_batch] * workers if caps is None else caps
         return cls(tuple(min(floor, cap) for cap in given), tuple(given))
 
-    def with_caps(self, caps: Iterable[int]) -> Self:
+    def with_caps(self, caps: Iterable[int]) -> "Limits":
         """The same floors under other caps; a floor above its cap comes down to it."""
         new = tuple(caps)
         if len(new) != len(self.floors):
@@ -61,7 +60,7 @@ class Limits:
         floors = (min(f, c) for f, c in zip(self.floors, new, strict=True))
         return type(self)(tuple(floors), new)
 
-    def within(self, top: int) -> Self:
+    def within(self, top: int) -> "Limits":
         """The same limits with no cap above `top`."""
         if max(self.caps) <= top:
             return self
@@ -96,7 +95,7 @@ class Ladder:
             raise UserError(f"growth {self.growth}: use a number from 0 to 1")
 
     @classmethod
-    def default(cls, global_batch: int, workers: int = 1) -> Self:
+    def default(cls, global_batch: int, workers: int = 1) -> "Ladder":
         """A granule of 1 % of the global batch, or finer if there are many workers.
 
         With more than 6 workers an equal share is still 16 granules where that leaves

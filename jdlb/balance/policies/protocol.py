@@ -6,7 +6,7 @@ Policies name real-valued targets; they must not know how targets become whole e
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class Cluster:
         granule: int | None = None,
         growth: float = 1 / 16,
         caps: tuple[int, ...] | None = None,
-    ) -> Self:
+    ) -> "Cluster":
         """A cluster with the default ladder and limits, but for what is given."""
         if workers < 1:
             raise UserError(f"{workers} workers: use at least 1")
