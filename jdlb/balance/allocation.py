@@ -284,17 +284,20 @@ def _step_down(
     surplus = int(capacities.sum()) - total
     gaps = capacities - rungs.below(capacities)
     candidates = np.flatnonzero((gaps > 0) & (gaps <= surplus))
-    ratios = capacities[candidates] / weights[candidates]
+    ratios = capacities[candidates] * (1 / weights[candidates])
     heap = list(zip((-ratios).tolist(), (-candidates).tolist(), strict=True))
     heapq.heapify(heap)
-    edges = rungs.edges.tolist()
+    # Lists, because single items of arrays are slow to reach.
+    edges, lowest = rungs.edges.tolist(), rungs.lowest.tolist()
+    chosen, inverse = capacities.tolist(), (1 / weights).tolist()
     while heap and surplus > 0:
         _, negative = heapq.heappop(heap)
         w = -negative
-        capacity, lowest = int(capacities[w]), int(rungs.lowest[w])
-        lower = max(edges[max(bisect.bisect_left(edges, capacity) - 1, 0)], lowest)
+        position = bisect.bisect_left(edges, chosen[w]) - 1
+        lower = max(edges[max(position, 0)], lowest[w])
         # The surplus only shrinks: who cannot step down now never can.
-        if 0 < capacity - lower <= surplus:
-            capacities[w] = lower
-            surplus -= capacity - lower
-            heapq.heappush(heap, (-lower / float(weights[w]), negative))
+        if 0 < chosen[w] - lower <= surplus:
+            surplus -= chosen[w] - lower
+            chosen[w] = lower
+            heapq.heappush(heap, (-lower * inverse[w], negative))
+    capacities[:] = chosen

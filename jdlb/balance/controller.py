@@ -7,13 +7,13 @@ may differ in the last bit, so whole numbers are sent, never computed twice.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from jdlb.balance.allocation import Allocation, allocate
+from jdlb.balance.allocation import Allocation, allocate, padded, round_shares
 from jdlb.balance.policies.protocol import (
     AnyPolicy,
     Cluster,
@@ -48,6 +48,10 @@ class ControllerState:
     policy_state: Any
     targets: np.ndarray
     allocation: Allocation
+    # (worker, capacity) of every program that was compiled.
+    compiled: frozenset[tuple[int, int]] = frozenset()
+    # What a program took to compile, the last time that each worker told; [W] or empty.
+    program_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Controller:
       aligned: sizes on ladder edges but for one worker; else exactly as rounded.
       dead_band: nothing moves unless some worker's size would change by more than
         this fraction of it; 0 for none.
+      weigh_compilation: where the length of the run is known, nothing moves to new
+        programs that take longer to compile than the run would gain by them.
       dry_run: decisions are made and told, but the first allocation stays.
 
     Raises:
@@ -70,6 +76,7 @@ class Controller:
     cluster: Cluster
     aligned: bool = True
     dead_band: float = 0.0
+    weigh_compilation: bool = True
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -88,31 +95,46 @@ class Controller:
         return decision, ControllerState(policy_state, targets, allocation)
 
     def decide(
-        self, observation: Observation, state: ControllerState
+        self,
+        observation: Observation,
+        state: ControllerState,
+        steps_left: int | None = None,
     ) -> tuple[Decision, ControllerState]:
-        """The next allocation, from what the last round was like."""
+        """The next allocation, from what the last round was like.
+
+        `steps_left` are the steps that the run still has; None where nobody knows, and
+        a new program always pays.
+        """
         targets, policy_state = self.policy.update(observation, state.policy_state)
+        state = dataclasses.replace(
+            _with_programs(state, observation),
+            policy_state=policy_state,
+            targets=targets,
+        )
         current, proposed = state.allocation, self._allocate(targets)
-        move = _largest_move(current.sizes, proposed.sizes)
         if not self._allows(current):
             allocation = proposed
-            reason = f"{_moves(current, proposed)}; a size was above its cap"
+            told = _moves(current, proposed)
+            reason = f"shares moved: {told}; a size was above its cap"
         elif proposed.sizes == current.sizes:
             allocation, reason = current, "kept: the policy asks for the same sizes"
-        elif move <= self.dead_band:
-            allocation = current
-            reason = (
-                f"kept: largest move {_percent(move)} is inside the dead band of "
-                f"{_percent(self.dead_band)}"
-            )
+        elif against := self._against(observation, state, proposed, steps_left):
+            allocation, reason = current, f"kept: {against}"
         else:
-            told = _moves(current, proposed) + _prediction(observation, proposed)
+            told = f"shares moved: {_moves(current, proposed)}"
+            told += _prediction(observation, proposed)
             allocation = current if self.dry_run else proposed
             reason = f"dry run, kept: {told}" if self.dry_run else told
-        decision = Decision(
-            allocation, allocation.sizes != current.sizes, reason, proposed.sizes
-        )
-        return decision, ControllerState(policy_state, targets, allocation)
+        changed = allocation.sizes != current.sizes
+        decision = Decision(allocation, changed, reason, proposed.sizes)
+        return decision, dataclasses.replace(state, allocation=allocation)
+
+    def allocation_of(self, sizes: Sequence[int]) -> Allocation:
+        """Given sizes [W] with the capacities that they run at under this policy."""
+        if self.policy.exact:
+            # A worker without rows still runs a program of one.
+            return Allocation(tuple(sizes), tuple(max(size, 1) for size in sizes))
+        return padded(sizes, self.cluster.ladder, self.cluster.limits)
 
     def with_caps(self, caps: Iterable[int]) -> "Controller":
         """The same controller under other memory caps [W], in examples.
@@ -134,7 +156,7 @@ class Controller:
         current, proposed = state.allocation, self._allocate(state.targets)
         changed = proposed.sizes != current.sizes
         reason = (
-            f"{_moves(current, proposed)}; caps are now {self.cluster.limits.caps}"
+            f"shares moved: {_moves(current, proposed)}; caps are now {self.cluster.limits.caps}"
             if changed
             else "kept: all sizes are within the new caps"
         )
@@ -143,9 +165,40 @@ class Controller:
 
     def _allocate(self, targets: np.ndarray) -> Allocation:
         cluster = self.cluster
+        if self.policy.exact:
+            total, limits = cluster.global_batch, cluster.limits
+            return self.allocation_of(round_shares(targets, total, limits))
         return allocate(
             targets, cluster.global_batch, cluster.ladder, cluster.limits, self.aligned
         )
+
+    def _against(
+        self,
+        observation: Observation,
+        state: ControllerState,
+        proposed: Allocation,
+        steps_left: int | None,
+    ) -> str:
+        """What speaks against a move; nothing is the empty string."""
+        current = state.allocation
+        move = _largest_move(current.sizes, proposed.sizes)
+        if move <= self.dead_band:
+            return (
+                f"largest move {_percent(move)} is inside the dead band of "
+                f"{_percent(self.dead_band)}"
+            )
+        cost = _compile_seconds(state, proposed)
+        makespans = _makespans(observation, proposed)
+        if not self.weigh_compilation or steps_left is None or makespans is None:
+            return ""
+        was, will = makespans
+        saved = (was - will) * steps_left
+        if cost and saved <= cost:
+            return (
+                f"{_moves(current, proposed)} would save {max(saved, 0.0):.2g} s of "
+                f"the rest of the run and cost {cost:.2g} s of compilation"
+            )
+        return ""
 
     def _allows(self, allocation: Allocation) -> bool:
         caps = self.cluster.limits.caps
@@ -163,18 +216,54 @@ def _moves(old: Allocation, new: Allocation) -> str:
     w = moves.index(max(moves))
     others = sum(move > 0 for move in moves) - 1
     beside = f" and {others} more" if others > 0 else ""
-    return f"shares moved: worker {w} {old.sizes[w]} -> {new.sizes[w]}{beside}"
+    return f"worker {w} {old.sizes[w]} -> {new.sizes[w]}{beside}"
 
 
-def _prediction(observation: Observation, new: Allocation) -> str:
-    """Makespan as it was and as it would be, each worker as fast as it was."""
+def _makespans(observation: Observation, new: Allocation) -> tuple[float, float] | None:
+    """Makespan as it was and as it would be, each worker as fast as it was; seconds.
+
+    None where no worker was measured.
+    """
     performance = mean_performance(observation)
     known = ~np.isnan(performance)
     if not known.any():
-        return ""
+        return None
     was = np.max(np.array(observation.capacities)[known] / performance[known])
     will = np.max(np.array(new.capacities)[known] / performance[known])
+    return float(was), float(will)
+
+
+def _prediction(observation: Observation, new: Allocation) -> str:
+    makespans = _makespans(observation, new)
+    if makespans is None:
+        return ""
+    was, will = makespans
     return f"; predicted makespan {was:.3g} s -> {will:.3g} s"
+
+
+def _programs(capacities: Sequence[int]) -> frozenset[tuple[int, int]]:
+    return frozenset(enumerate(capacities))
+
+
+def _with_programs(state: ControllerState, observation: Observation) -> ControllerState:
+    """The state after a round that ran, and maybe compiled, these programs."""
+    made = observation.compilations or (0,) * len(observation.capacities)
+    took = observation.compile_seconds or (0.0,) * len(observation.capacities)
+    known = state.program_seconds or (0.0,) * len(observation.capacities)
+    seconds = tuple(
+        t / n if n else k for n, t, k in zip(made, took, known, strict=True)
+    )
+    return dataclasses.replace(
+        state,
+        compiled=state.compiled | _programs(observation.capacities),
+        program_seconds=seconds,
+    )
+
+
+def _compile_seconds(state: ControllerState, new: Allocation) -> float:
+    """How long all wait for the programs that `new` needs: the slowest compiler."""
+    missing = _programs(new.capacities) - state.compiled
+    return max((state.program_seconds[w] for w, _ in missing), default=0.0)
 
 
 def _percent(fraction: float) -> str:

@@ -1,10 +1,12 @@
 """Decisions: when sizes move, what is said, and what caps and dry runs do to it."""
 
+import dataclasses
 import re
 
 import pytest
 
 from jdlb.balance import policies
+from jdlb.balance.allocation import Limits
 from jdlb.balance.controller import Controller
 from jdlb.balance.policies.protocol import Cluster, Observation
 from jdlb.errors import UserError
@@ -148,3 +150,66 @@ def test_a_dead_band_is_a_fraction(dead_band: float) -> None:
 def test_caps_too_low_for_the_batch_are_told() -> None:
     with pytest.raises(UserError, match="above the sum of caps, 200"):
         exact().with_caps([50] * 4)
+
+
+def told_programs(observation: Observation, seconds: float) -> Observation:
+    """The same round, begun with one new program a worker."""
+    workers = len(observation.sizes)
+    return dataclasses.replace(
+        observation,
+        compilations=(1,) * workers,
+        compile_seconds=(seconds,) * workers,
+    )
+
+
+def test_a_new_program_must_pay_in_the_rest_of_the_run() -> None:
+    controller = exact()
+    decision, state = controller.start()
+    seen = observe(decision.allocation, (0.001, 0.001, 0.001, 0.004))
+    seen = told_programs(seen, seconds=2.0)
+    # Saves 0.24 - 0.074 = 0.166 s a step: 12 steps do not pay for 2 s, 13 do.
+    kept, _ = controller.decide(seen, state, steps_left=12)
+    moved, _ = controller.decide(seen, state, steps_left=13)
+    assert not kept.changed
+    assert kept.reason == (
+        "kept: worker 3 60 -> 18 and 3 more would save 2 s of the rest of the run "
+        "and cost 2 s of compilation"
+    )
+    assert moved.allocation.sizes == (74, 74, 74, 18)
+
+
+def test_programs_that_exist_cost_nothing() -> None:
+    controller = exact()
+    decision, state = controller.start()
+    first = decision.allocation
+    slow = told_programs(observe(first, (0.001, 0.001, 0.001, 0.004)), seconds=2.0)
+    decision, state = controller.decide(slow, state, steps_left=1000)
+    back = observe(decision.allocation, (0.001,) * 4)
+    decision, state = controller.decide(back, state, steps_left=1)
+    assert decision.allocation == first
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps_left"), [({"weigh_compilation": False}, 1), ({}, None)]
+)
+def test_moves_are_not_weighed(settings, steps_left) -> None:
+    controller = exact(**settings)
+    decision, state = controller.start()
+    seen = observe(decision.allocation, (0.001, 0.001, 0.001, 0.004))
+    seen = told_programs(seen, seconds=1e6)
+    decision, _ = controller.decide(seen, state, steps_left)
+    assert decision.changed
+
+
+def test_shares_that_stay_are_compiled_at_their_own_sizes() -> None:
+    cluster = Cluster.create(3, 250, granule=16)
+    for policy in (policies.get("equal"), policies.get("fixed", shares=(0.7, 0.3, 0))):
+        cluster = dataclasses.replace(cluster, limits=Limits((0,) * 3, (250,) * 3))
+        controller = Controller(policy, cluster)
+        decision, state = controller.start()
+        sizes = decision.allocation.sizes
+        assert sizes in ((84, 83, 83), (175, 75, 0))
+        assert decision.allocation.capacities == tuple(max(s, 1) for s in sizes)
+        assert controller.allocation_of(sizes) == decision.allocation
+        seen = observe(decision.allocation, (0.001, 0.002, 0.003))
+        assert not controller.decide(seen, state)[0].changed

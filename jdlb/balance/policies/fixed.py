@@ -43,4 +43,4 @@ def fixed(shares: Sequence[float]) -> Policy[np.ndarray]:
     def update(_: Observation, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return state, state
 
-    return Policy("fixed", init, update)
+    return Policy("fixed", init, update, exact=True)

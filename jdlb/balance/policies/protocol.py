@@ -80,7 +80,9 @@ class Observation:
     """What one round was like: one entry a worker in every tuple, times in seconds.
 
     `busy_seconds`, `input_seconds` and `wait_seconds` are sums over `measured_steps`;
-    the median and the spread of busy time are those of one step.
+    the median and the spread of busy time are those of one step. `compilations` are
+    the programs that the round began with, and `compile_seconds` what they took;
+    empty where nobody counts them.
     """
 
     round: int
@@ -92,6 +94,8 @@ class Observation:
     input_seconds: tuple[float, ...]
     wait_seconds: tuple[float, ...]
     measured_steps: tuple[int, ...]
+    compilations: tuple[int, ...] = ()
+    compile_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,12 +109,15 @@ class Policy(Generic[State]):
       update: (observation of a round, state) -> (targets, state).
       probe: wants one observation of all workers at once, at equal shares, before
         round 0.
+      exact: its targets are meant as they stand and stay as they are: rounded, but
+        not moved to ladder edges, and compiled at their own sizes.
     """
 
     name: str
     init: Callable[[Cluster], tuple[np.ndarray, State]]
     update: Callable[[Observation, State], tuple[np.ndarray, State]]
     probe: bool = False
+    exact: bool = False
 
 
 AnyPolicy = Policy[Any]
