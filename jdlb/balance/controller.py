@@ -201,20 +201,21 @@ class Controller:
         return ""
 
     def _allows(self, allocation: Allocation) -> bool:
-        caps = self.cluster.limits.caps
-        return all(c <= cap for c, cap in zip(allocation.capacities, caps, strict=True))
+        return bool(
+            np.all(np.less_equal(allocation.capacities, self.cluster.limits.caps))
+        )
 
 
 def _largest_move(old: tuple[int, ...], new: tuple[int, ...]) -> float:
     """The largest change of a size, as a fraction of it."""
-    return max(abs(b - a) / max(a, 1) for a, b in zip(old, new, strict=True))
+    return float(np.max(np.abs(np.subtract(new, old)) / np.maximum(old, 1)))
 
 
 def _moves(old: Allocation, new: Allocation) -> str:
     """The largest move in examples, and how many workers move beside it."""
-    moves = [abs(b - a) for a, b in zip(old.sizes, new.sizes, strict=True)]
-    w = moves.index(max(moves))
-    others = sum(move > 0 for move in moves) - 1
+    moves = np.abs(np.subtract(new.sizes, old.sizes))
+    w = int(np.argmax(moves))
+    others = np.count_nonzero(moves) - 1
     beside = f" and {others} more" if others > 0 else ""
     return f"worker {w} {old.sizes[w]} -> {new.sizes[w]}{beside}"
 
