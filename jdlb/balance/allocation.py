@@ -27,7 +27,7 @@ _BISECTIONS = 64
 
 @dataclass(frozen=True)
 class Allocation:
-    """Examples a step of each worker, and the batch size each is padded to, both [W]."""
+    """Examples a step of each worker, and the size each is padded to, both [W]."""
 
     sizes: tuple[int, ...]
     capacities: tuple[int, ...]
@@ -290,7 +290,9 @@ def _step_down(
     # Lists, because single items of arrays are slow to reach.
     edges, lowest = rungs.edges.tolist(), rungs.lowest.tolist()
     chosen, inverse = capacities.tolist(), (1 / weights).tolist()
-    while heap and surplus > 0:
+    # Steps between edges are whole granules; only one down from a cap may be less.
+    smallest = min(edges[0], gaps[candidates].min(initial=edges[0]))
+    while heap and surplus >= smallest:
         _, negative = heapq.heappop(heap)
         w = -negative
         position = bisect.bisect_left(edges, chosen[w]) - 1
