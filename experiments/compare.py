@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.config import CONFIG_FOLDER, Config
+from experiments.config import check as check_config
 from experiments.job import JOB_FILE, Job
 from experiments.machine import machine_text
 from experiments.progress import shown
@@ -73,6 +74,9 @@ def check(config: Config, options: CompareOptions) -> None:
     Raises:
       UserError: it is.
     """
+    check_config(config)
+    if not options.speeds:
+        raise UserError("--speeds is empty: give the cores of each worker, as 1 0.5")
     if not options.policies:
         raise UserError("--policies is empty: name at least one")
     if len(set(options.policies)) < len(options.policies):

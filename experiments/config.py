@@ -68,25 +68,44 @@ class Config:
     prefetch: int = 2
     """Batches read ahead."""
 
-    def __post_init__(self) -> None:
-        for name in ("epochs", "global_batch", "run_ahead", "prefetch"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"--{name.replace('_', '-')} {getattr(self, name)}: use 1 or more"
-                )
-        for name in ("learning_rate", "momentum", "warmup_steps", "weight_decay"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise UserError(
-                    f"--{name.replace('_', '-')} {getattr(self, name)}: use a finite "
-                    "number of at least 0"
-                )
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise UserError(f"--clip-norm {self.clip_norm}: use a number above 0")
-
     @property
     def data_folder(self) -> Path:
         """`data_dir` with the home folder filled in."""
         return Path(self.data_dir).expanduser()
+
+
+# Field -> smallest and largest value; not a number is outside of all.
+_RANGES: dict[str, tuple[float, float]] = {
+    "epochs": (1, 1e9),
+    "global_batch": (1, 2**24),
+    "learning_rate": (0, 1e9),
+    "momentum": (0, 1),
+    "warmup_steps": (0, 1e9),
+    "weight_decay": (0, 1e9),
+    "clip_norm": (1e-30, 1e30),
+    "seed": (0, 2**32 - 1),
+    "round_steps": (1, 1e9),
+    "granule": (1, 2**24),
+    "growth": (0, 1),
+    "dead_band": (0, 0.999),
+    "run_ahead": (1, 1000),
+    "prefetch": (1, 1000),
+}
+
+
+def check(config: Config) -> None:
+    """Every field by itself; not in the record's constructor, so that flags can err.
+
+    Raises:
+      UserError: a value is out of its range.
+    """
+    for name, (low, high) in _RANGES.items():
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:
+            raise UserError(
+                f"--{name.replace('_', '-')} {value}: use a number from {low:.10g} to "
+                f"{high:.10g}"
+            )
 
 
 def names() -> list[str]:
@@ -116,7 +135,8 @@ def load(name: str) -> Config:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made = module.config() if hasattr(module, "config") else None
+    function = getattr(module, "config", None)
+    made = function() if callable(function) else None
     if not isinstance(made, Config):
         raise UserError(
             f"{path} does not define config() -> Config: see {CONFIG_FOLDER.name}/"

@@ -9,7 +9,7 @@ import jax
 from rich.console import Console
 
 from experiments.compare import new_folder
-from experiments.config import Config
+from experiments.config import Config, check
 from experiments.train import (
     header,
     make_policy,
@@ -67,6 +67,7 @@ def train_alone(name: str, config: Config, options: TrainOptions) -> None:
     Raises:
       UserError: bad input; nothing was written.
     """
+    check(config)
     if options.profile < 0:
         raise UserError(f"--profile {options.profile}: use 0 or more steps")
     make_policy(config.policy, config)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from jdlb.cluster.launch.channel import CHANNEL_FD
-from jdlb.errors import UserError
+from jdlb.errors import RunError, UserError
 
 PROCESS_INDEX = "JDLB_PROCESS_INDEX"
 PROCESS_COUNT = "JDLB_PROCESS_COUNT"
@@ -174,7 +174,7 @@ def joined(facts: JobFacts) -> Iterator[Host]:
     """Membership for the length of a block.
 
     An exception in a job of several processes is printed (`UserError` as one line
-    `error: ...` with exit status 2, others as a traceback with 1), and the process
+    `error: ...` with exit status 2, `RunError` likewise with 1, others as a traceback), and the process
     aborted; in a job of one process it passes through.
     """
     host = join(facts)
@@ -189,9 +189,9 @@ def joined(facts: JobFacts) -> Iterator[Host]:
 
 def _report(error: BaseException) -> int:
     """Print an exception as the interpreter would; its exit status."""
-    if isinstance(error, UserError):
+    if isinstance(error, UserError | RunError):
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, UserError) else 1
     if isinstance(error, SystemExit) and isinstance(error.code, int | None):
         return error.code or 0
     traceback.print_exception(error)

@@ -62,10 +62,6 @@ def test_a_disagreement_ends_the_job(disagreeing):
     assert job.alive == []
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a RunError of all workers comes out as `worker 0 ended` and a traceback",
-)
 def test_a_disagreement_reaches_the_launcher_as_one_line(disagreeing):
     _, error = disagreeing
     assert (

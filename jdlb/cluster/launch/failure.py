@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jdlb.errors import UserError
+from jdlb.errors import RunError, UserError
 
 _TAIL_BYTES = 16_384
 _TAIL_LINES = 12
@@ -86,12 +86,12 @@ def _blames_others(ending: Ending, lines: Sequence[str]) -> bool:
     return any(_PEER_GONE.search(line) for line in lines)
 
 
-def job_error(failures: Sequence[Ending]) -> UserError | WorkerFailed:
+def job_error(failures: Sequence[Ending]) -> UserError | RunError | WorkerFailed:
     """The exception for a job with these failures, of which there is at least one.
 
     Names the first of those that do not blame others, the first of all where every
     one does. Exit status 2 with a last line `error: ...` is a `UserError` of a
-    worker, handed on as it is.
+    worker, status 1 likewise a `RunError`; both are handed on as they are.
     """
     tails = {failure.worker: tail(failure.log) for failure in failures}
     first = min(
@@ -102,6 +102,7 @@ def job_error(failures: Sequence[Ending]) -> UserError | WorkerFailed:
         ),
     )
     lines = tails[first.worker]
-    if first.status == 2 and lines and lines[-1].startswith("error: "):
-        return UserError(lines[-1].removeprefix("error: "))
+    kind = {1: RunError, 2: UserError}.get(first.status)
+    if kind and lines and lines[-1].startswith("error: "):
+        return kind(lines[-1].removeprefix("error: "))
     return WorkerFailed(first, lines)
