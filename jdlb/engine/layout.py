@@ -105,14 +105,20 @@ def layout_of(params: PyTree, metric_names: tuple[str, ...], workers: int) -> La
     leaves, treedef = jax.tree.flatten(params)
     if not leaves:
         raise UserError("the parameters are empty: pass the tree that flax's init gave")
-    dtypes = tuple(np.dtype(leaf.dtype) for leaf in leaves)
     for path, leaf in jax.tree.leaves_with_path(params):
+        if not isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+            raise UserError(
+                f"parameter {jax.tree_util.keystr(path)} is the {type(leaf).__name__} "
+                f"{leaf!s:.60}: make it an array"
+            )
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise UserError(
                 f"parameter {jax.tree_util.keystr(path)} has dtype {leaf.dtype}: "
                 "only floating-point parameters can be trained; keep others outside"
             )
     shapes = tuple(tuple(leaf.shape) for leaf in leaves)
+    # NumPy's float64 becomes float32 on devices unless JAX is told to keep 64 bits.
+    dtypes = tuple(jax.dtypes.canonicalize_dtype(leaf.dtype) for leaf in leaves)
     return Layout(treedef, shapes, dtypes, metric_names, workers)
 
 

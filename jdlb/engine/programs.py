@@ -192,7 +192,12 @@ def metric_names_of(
             f"losses [c] and a dict of [c] arrays, which may be empty; got {outcome}"
         )
     losses, metrics = outcome
-    for name, value in {"losses": losses, **metrics}.items():
+    if not isinstance(metrics, Mapping) or "loss" in metrics:
+        raise UserError(
+            "the metrics of the loss function must be a dict of [c] arrays without "
+            f"the name 'loss', which the mean of the losses has; got {metrics}"
+        )
+    for name, value in [("losses", losses), *metrics.items()]:
         if value.shape != (capacity,):
             raise UserError(
                 f"the loss function returned {name!r} of shape {value.shape} for "

@@ -6,15 +6,17 @@ Holds the replicas of this process's workers and runs the three programs of
 """
 
 import collections
+import dataclasses
 import functools
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
@@ -31,11 +33,13 @@ from jdlb.engine.mesh import (
     split_array,
 )
 from jdlb.engine.programs import LossFunction, ReplicaState
+from jdlb.errors import UserError
 
 MAX_PROGRAMS = 128
 """Compiled programs kept a process; the one unused for longest is dropped."""
 
 
+@runtime_checkable
 class WorkerRows(Protocol):
     """The rows of one worker for one step, padded to its capacity c."""
 
@@ -132,11 +136,18 @@ class StepEngine:
             for name, x in example.items()
         }
         # Before any device work: what does not fit is said here.
+        taken = {"index", "key"} & self._example.keys()
+        if taken:
+            raise UserError(
+                f"the source has a field {min(taken)!r}: rename it, the batch that a "
+                "loss function sees has its own under this name"
+            )
+        layout = layout_of(params, (), workers.count)
         names = programs.metric_names_of(loss, params, self._batch_shapes(2), 2)
-        self.layout: Layout = layout_of(params, names, workers.count)
+        self.layout: Layout = dataclasses.replace(layout, metric_names=names)
         self._optimizer = optimizer
         self._compute_body = functools.partial(programs.compute, loss, self.layout)
-        self._compute_functions: dict[int, jax.stages.Wrapped] = {}
+        self._traces: dict[tuple[int, int], jax.stages.Traced] = {}
         self._programs: collections.OrderedDict[
             tuple[int, tuple[int, ...]], jax.stages.Compiled
         ] = collections.OrderedDict()
@@ -158,9 +169,7 @@ class StepEngine:
                 start = time.perf_counter()
                 self._programs[group.key] = self._compile_compute(group)
                 seconds = time.perf_counter() - start
-                compilations.append(
-                    Compilation(group.workers, group.capacity, seconds)
-                )
+                compilations.append(Compilation(group.workers, group.capacity, seconds))
             self._programs.move_to_end(group.key)
         keep = max(self._max_programs, len(self._groups))
         while len(self._programs) > keep:
@@ -226,7 +235,8 @@ class StepEngine:
         """A host copy (NumPy) of the parameters of one local worker."""
         device = self.workers.devices[worker]
         return jax.tree.map(
-            lambda leaf: np.array(pieces_by_device(leaf)[device])[0], self.state.params
+            lambda leaf: np.array(pieces_by_device(leaf)[device])[0, ...],
+            self.state.params,
         )
 
     def _batch_shapes(self, capacity: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -292,15 +302,6 @@ class StepEngine:
     def _compile_compute(self, group: WorkerGroup) -> jax.stages.Compiled:
         """Traced once a (capacity, group size), thanks to the abstract mesh."""
         size = len(group.workers)
-        if size not in self._compute_functions:
-            self._compute_functions[size] = jax.jit(
-                jax.shard_map(
-                    self._compute_body,
-                    mesh=group.mesh.abstract_mesh,
-                    in_specs=(SPLIT, SPLIT, SPLIT, SPLIT, SPLIT, WHOLE),
-                    out_specs=(SPLIT, SPLIT),
-                )
-            )
         split = NamedSharding(group.mesh, SPLIT)
         rows = size * group.capacity
 
@@ -309,26 +310,39 @@ class StepEngine:
         ) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(axes, dtype, sharding=split)
 
-        return (
-            self._compute_functions[size]
-            .lower(
-                jax.tree.map(
-                    lambda leaf: shape((size, *leaf.shape[1:]), leaf.dtype),
-                    self.state.params,
-                ),
-                {
-                    name: shape((rows, *x.shape), x.dtype)
-                    for name, x in self._example.items()
-                },
-                shape((rows,), bool),
-                shape((rows,), np.int32),
-                shape((size,), np.int32),
-                jax.ShapeDtypeStruct(
-                    (2,), np.uint32, sharding=NamedSharding(group.mesh, WHOLE)
-                ),
-            )
-            .compile()
+        arguments = (
+            jax.tree.map(
+                lambda leaf: shape((size, *leaf.shape[1:]), leaf.dtype),
+                self.state.params,
+            ),
+            {
+                name: shape((rows, *x.shape), x.dtype)
+                for name, x in self._example.items()
+            },
+            shape((rows,), bool),
+            shape((rows,), np.int32),
+            shape((size,), np.int32),
+            jax.ShapeDtypeStruct(
+                (2,), np.uint32, sharding=NamedSharding(group.mesh, WHOLE)
+            ),
         )
+        key = group.capacity, size
+        if key not in self._traces:
+            body = jax.shard_map(
+                self._compute_body,
+                mesh=group.mesh.abstract_mesh,
+                in_specs=(SPLIT, SPLIT, SPLIT, SPLIT, SPLIT, WHOLE),
+                out_specs=(SPLIT, SPLIT),
+            )
+            self._traces[key] = jax.jit(body).trace(*arguments)
+        trace = self._traces[key].jaxpr
+
+        # A function for this program alone: JAX keeps all that it compiled for a
+        # function as long as that lives, and the table would bound nothing.
+        def compute(*arguments: PyTree) -> Sequence[jax.Array]:
+            return jaxpr_as_fun(trace)(*jax.tree.leaves(arguments))
+
+        return jax.jit(compute).lower(*arguments).compile()
 
     def _place_group(
         self, group: WorkerGroup, rows: Sequence[WorkerRows], seed: int, epoch: int
