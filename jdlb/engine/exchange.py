@@ -21,8 +21,6 @@ from jdlb.engine.mesh import (
     split_array,
 )
 
-_ODD = np.uint32(2654435761)
-
 
 class Exchange:
     """Sums over all workers; one compiled program a vector length.
@@ -96,9 +94,21 @@ def _digest_of_one(params: PyTree) -> UInt32[Array, ""]:
     digest = jnp.zeros((), jnp.uint32)
     for leaf in jax.tree.leaves(params):
         words = _words(leaf)
-        weights = (jnp.arange(words.size, dtype=jnp.uint32) * 2 + 1) * _ODD
-        digest = digest * jnp.uint32(31) + (words * weights).sum(dtype=jnp.uint32)
+        placed = words ^ _mixed(jnp.arange(words.size, dtype=jnp.uint32))
+        digest = _mixed(digest) + _mixed(placed).sum(dtype=jnp.uint32)
     return digest
+
+
+def _mixed(words: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:
+    """Each word through a bijection in which every bit moves about half of the others.
+
+    A weighted sum would not do: two flipped signs change it by 2 * 2**31, which is 0.
+    The constants are those of Murmur3's finaliser (Appleby; public domain).
+    """
+    words = words + jnp.uint32(0x9E3779B9)
+    words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
+    words = (words ^ (words >> 13)) * jnp.uint32(0xC2B2AE35)
+    return words ^ (words >> 16)
 
 
 def _words(leaf: Array) -> UInt32[Array, " n"]:

@@ -13,10 +13,18 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self, runtime_checkable
 
-import jax
 import numpy as np
+
+
+@runtime_checkable
+class Pending(Protocol):
+    """What is ready at some time: of `jax.Array`, the part that a meter uses."""
+
+    def block_until_ready(self) -> Any:
+        """Return when it is ready."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +40,8 @@ class WorkerTimes:
 class _Watch:
     """One dispatched step, as one worker's thread sees it."""
 
-    contributed: jax.Array
-    reduced: jax.Array
+    contributed: Pending
+    reduced: Pending
     input_seconds: float
     measured: bool
 
@@ -47,7 +55,7 @@ class _WorkerClock:
         self._wait: list[float] = []
         self._input: list[float] = []
         self._available = time.perf_counter()
-        self._error: BaseException | None = None
+        self._error: RuntimeError | None = None
         self._thread = threading.Thread(
             target=self._run, name=f"jdlb-meter-{worker}", daemon=True
         )
@@ -77,8 +85,8 @@ class _WorkerClock:
             try:
                 if self._error is None:
                     self._watch(watch)
-            # A peer that died surfaces here; `end` raises it in the main thread.
-            except jax.errors.JaxRuntimeError as error:
+            # A peer that died, or a deleted array; `end` raises it in the main thread.
+            except RuntimeError as error:
                 self._error = error
             finally:
                 self._queue.task_done()
@@ -114,8 +122,8 @@ class Meter:
 
     def watch(
         self,
-        contributed: Sequence[jax.Array],
-        reduced: Sequence[jax.Array],
+        contributed: Sequence[Pending],
+        reduced: Sequence[Pending],
         input_seconds: float,
         measured: Sequence[bool],
     ) -> None:
@@ -137,7 +145,7 @@ class Meter:
         """Drain, and return the times of each local worker.
 
         Raises:
-          jax.errors.JaxRuntimeError: a step failed, a peer died.
+          RuntimeError: as JAX raised it: a step failed, a peer died.
         """
         return tuple(clock.end() for clock in self._clocks)
 
