@@ -84,6 +84,8 @@ class RoundTable:
             input_seconds=self.input,
             wait_seconds=self.wait,
             measured_steps=whole(self.steps),
+            compilations=whole(self.compilations),
+            compile_seconds=self.compile_seconds,
         )
 
 

@@ -6,10 +6,10 @@ and writes no file: typed arguments in, records out. Every process of a job make
 same calls in the same order.
 """
 
-import collections
+import contextlib
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Self
 
 import jax
@@ -19,29 +19,23 @@ from jaxtyping import PyTree
 
 from jdlb import agreement
 from jdlb.balance import policies
-from jdlb.balance.allocation import Allocation, Limits, padded, round_shares
+from jdlb.balance.allocation import Allocation
 from jdlb.balance.controller import Controller
 from jdlb.balance.policies.protocol import AnyPolicy, Cluster
 from jdlb.cluster import hosts
-from jdlb.data.loader import (
-    LocalBatch,
-    RoundLoader,
-    Source,
-    Transform,
-    identity,
-    read_standard,
-    stack,
-)
+from jdlb.data.loader import Source, Transform, identity, read_standard
 from jdlb.data.partition import epoch_order, steps_in_epoch
-from jdlb.data.whole import worker_batches
+from jdlb.data.whole import worker_batches, worker_spans
 from jdlb.engine.evaluation import Evaluation
 from jdlb.engine.exchange import Digest, Exchange
 from jdlb.engine.mesh import Workers, order_workers
 from jdlb.engine.meter import Meter, WorkerTimes
 from jdlb.engine.programs import LossFunction
-from jdlb.engine.step import Compilation, StepEngine, StepHandles, StepOutcome
+from jdlb.engine.step import Compilation, StepEngine, StepOutcome
 from jdlb.errors import RunError, UserError
+from jdlb.pipeline import Pipeline, transformed_example
 from jdlb.records import RoundRecord
+from jdlb.steering import Steering
 from jdlb.tally import RoundTable, Tally, rows, whole
 
 PROBE_STEPS = 10
@@ -104,51 +98,40 @@ class Trainer:
         """
         if not 0 <= seed < 2**32:
             raise UserError(f"seed {seed}: use a whole number from 0 to 2**32 - 1")
-        if run_ahead < 1 or (round_steps is not None and round_steps < 1):
-            raise UserError(
-                f"run_ahead is {run_ahead}, round_steps {round_steps}: use at least 1"
-            )
+        counts = {"round_steps": round_steps, "run_ahead": run_ahead}
+        for name, count in {**counts, "prefetch": prefetch}.items():
+            if count is not None and count < 1:
+                raise UserError(f"{name} is {count}: use at least 1")
         if not len(source):
             raise UserError("the data source is empty: prepare it, or name another")
         self.workers = workers or default_workers()
         self._cluster = cluster or Cluster.create(self.workers.count, global_batch)
-        self._controller = Controller(
-            policies.get(policy) if isinstance(policy, str) else policy,
-            self._cluster,
-            aligned,
-            dead_band,
-            dry_run,
-        )
-        if self._cluster.global_batch != global_batch:
+        cluster = self._cluster
+        if (cluster.workers, cluster.global_batch) != (
+            self.workers.count,
+            global_batch,
+        ):
             raise UserError(
-                f"the cluster is for a global batch of {self._cluster.global_batch}, "
-                f"not {global_batch}"
+                f"the cluster is for {cluster.workers} workers and a global batch of "
+                f"{cluster.global_batch}, the run has {self.workers.count} and "
+                f"{global_batch}: make one alike"
             )
+        if isinstance(policy, str):
+            policy = policies.get(policy)
+        controller = Controller(
+            policy, cluster, aligned, dead_band=dead_band, dry_run=dry_run
+        )
         self._source = source
         self._transform = transform
-        self._standard = read_standard(source, 0)
+        standard = read_standard(source, 0)
         self._seed = seed
         self._round_steps = round_steps
-        self._run_ahead = run_ahead
-        self._prefetch = prefetch
-        self._on_step = on_step
-        decision, self._control = self._controller.start()
-        self.allocation: Allocation = decision.allocation
-        self._engine = StepEngine(
-            self.workers, loss, optimizer, params, self._transformed_example()
-        )
-        self._loss = loss
         self._exchange = Exchange(self.workers)
+        self._steering = Steering(controller, self._exchange, self.workers.leads)
+        example = transformed_example(source, transform, standard, seed)
+        self._engine = StepEngine(self.workers, loss, optimizer, params, example)
+        self._loss = loss
         self._digest = Digest(self.workers)
-        self._evaluations: dict[LossFunction, Evaluation] = {}
-        self._meter = Meter(self.workers.local)
-        self._compilations: list[Compilation] = []
-        self._prepare()
-        self._probed = not self._controller.policy.probe
-        self._skips_in_a_row = 0
-        self._rounds = 0
-        self.epoch = 0
-        self.training_seconds = 0.0
         agreement.check_start(
             self._exchange,
             self.workers,
@@ -160,6 +143,32 @@ class Trainer:
             },
             self._digest.of(self._engine.state.params),
         )
+        self._evaluations: dict[LossFunction, Evaluation] = {}
+        self._meter = Meter(self.workers.local)
+        self._pipeline = Pipeline(
+            self._engine,
+            self._meter,
+            source,
+            transform,
+            standard,
+            global_batch=global_batch,
+            seed=seed,
+            run_ahead=run_ahead,
+            prefetch=prefetch,
+            on_step=on_step,
+        )
+        self._compilations: list[Compilation] = []
+        self._prepare()
+        self._probed = not policy.probe
+        self._skips_in_a_row = 0
+        self._rounds = 0
+        self.epoch = 0
+        self.training_seconds = 0.0
+
+    @property
+    def allocation(self) -> Allocation:
+        """Sizes and capacities from the next step on."""
+        return self._steering.allocation
 
     @property
     def params(self) -> PyTree:
@@ -200,22 +209,28 @@ class Trainer:
         """
         start = time.perf_counter()
         times = self.measure(PROBE_STEPS)
-        self._decide(self._gather(times), self._rounds)
+        table = self._gather(times)
+        self._steering.decide(table.observation(self._rounds, self.allocation))
         self._probed = True
         self.training_seconds += time.perf_counter() - start
 
     def measure(self, steps: int) -> tuple[WorkerTimes, ...]:
-        """Run whole steps that change nothing; the times of each local worker."""
-        order = epoch_order(self._seed, self.epoch, len(self._source))
+        """Run whole steps that change nothing; the times of each local worker.
+
+        None are run where the source has not one full global batch.
+        """
         full = len(self._source) // self._cluster.global_batch
-        self._engine.set_halted(True)
-        self._meter.begin_round()
-        for first in range(0, steps if full else 0, max(full, 1)):
-            for _ in self._outcomes(order, range(min(full, steps - first))):
-                pass
-        times = self._meter.end_round()
-        self._engine.set_halted(False)
-        return times
+        firsts = range(0, steps, full) if full else ()
+        passes = [range(min(full, steps - first)) for first in firsts]
+        while True:
+            self._engine.set_halted(True)
+            self._meter.begin_round()
+            failed = self._rehearse(passes)
+            times = self._meter.end_round()
+            self._engine.set_halted(False)
+            if not failed:
+                return times
+            self._back_off(failed)
 
     def evaluate(
         self,
@@ -233,22 +248,23 @@ class Trainer:
 
         Returns:
           the number of examples, and the means of "loss" and every metric.
+
+        Raises:
+          UserError: the source is empty, or an example is not like the others.
         """
+        if not len(source):
+            raise UserError("nothing to evaluate: the source is empty; name another")
         loss = loss or self._loss
         if loss not in self._evaluations:
             self._evaluations[loss] = Evaluation(self.workers, loss, self._exchange)
-        count, workers = len(source), self.workers.count
         # In the proportions of training, whose floors and caps mean nothing here.
-        shares = round_shares(
-            self.allocation.sizes, count, Limits((0,) * workers, (count,) * workers)
-        )
-        ends = np.cumsum(shares)
+        spans = worker_spans(self.allocation.sizes, len(source))
         batches = worker_batches(
             source,
             transform or self._transform,
-            [np.arange(ends[w] - shares[w], ends[w]) for w in self.workers.local],
+            [spans[w] for w in self.workers.local],
             # One shape for good: an equal share of the batch fits every worker.
-            -(-self._cluster.global_batch // workers),
+            -(-self._cluster.global_batch // self.workers.count),
         )
         return self._evaluations[loss](self._engine.state.params, batches)
 
@@ -272,15 +288,18 @@ class Trainer:
             done, failed = self._train(order, todo, tally)
             todo = todo[done:]
             if failed:
+                self._meter.end_round()
                 self._back_off(failed)
+                self._engine.set_halted(False)
+                self._meter.begin_round()
         table = self._gather(self._meter.end_round())
         agreement.check_replicas(table.digest, f"after round {self._rounds}")
         ran = self.allocation
-        reason = self._decide(table, self._rounds)
+        reason = self._steering.decide(table.observation(self._rounds, ran))
         seconds = time.perf_counter() - start
         self.training_seconds += seconds
         record = RoundRecord(
-            policy=self._controller.policy.name,
+            policy=self._steering.policy,
             epoch=self.epoch,
             round=self._rounds,
             first_step=steps.start,
@@ -311,65 +330,41 @@ class Trainer:
     ) -> tuple[int, tuple[int, ...]]:
         """Train these steps; how many are done, and who failed at the next one."""
         done = 0
-        for outcome in self._outcomes(order, steps):
-            if outcome.failed:
-                return done, outcome.failed
-            tally.add(outcome)
-            self._skips_in_a_row = 0 if outcome.counted else self._skips_in_a_row + 1
-            if self._skips_in_a_row >= MAX_SKIPS_IN_A_ROW:
-                bad = np.flatnonzero(tally.skipped_by_worker).tolist()
-                named = agreement.name_workers(bad) if bad else "the whole batch"
-                raise RunError(
-                    f"{self._skips_in_a_row} updates in a row were skipped: gradients "
-                    f"of {named} are NaN or infinite; lower the "
-                    "learning rate or look at the data"
-                )
-            done += 1
+        with self._outcomes(order, steps) as outcomes:
+            for outcome in outcomes:
+                if outcome.failed:
+                    return done, outcome.failed
+                tally.add(outcome)
+                self._end_if_stuck(outcome.counted, tally)
+                done += 1
         return done, ()
 
-    def _outcomes(self, order: np.ndarray, steps: range) -> Iterator[StepOutcome]:
-        """Dispatch these steps, a few ahead of what is yielded.
+    def _rehearse(self, passes: Sequence[range]) -> tuple[int, ...]:
+        """Run these steps, each range on its own; who failed."""
+        order = epoch_order(self._seed, self.epoch, len(self._source))
+        for steps in passes:
+            with self._outcomes(order, steps) as outcomes:
+                failed = next((o.failed for o in outcomes if o.failed), ())
+            if failed:
+                return failed
+        return ()
 
-        Leaving early drops what is in flight: only where the replicas are halted.
-        """
-        pending: collections.deque[StepHandles] = collections.deque()
-        with RoundLoader(
-            self._source,
-            self._transform,
-            order,
-            steps,
-            self.allocation,
-            self.workers.local,
-            self._cluster.global_batch,
-            self._seed,
-            self.epoch,
-            self._prefetch,
-            self._standard,
-        ) as loader:
-            for batch, waited in _timed(loader):
-                if self._on_step is not None:
-                    self._on_step(self.epoch, batch.step)
-                inputs = self._engine.place(batch.workers, self._seed, self.epoch)
-                handles = self._engine.step(inputs)
-                full = sum(batch.sizes) == self._cluster.global_batch
-                self._meter.watch(
-                    handles.contributed,
-                    handles.reduced,
-                    waited,
-                    [full and w not in self._fresh for w in self.workers.local],
-                )
-                self._fresh = frozenset()
-                pending.append(handles)
-                if len(pending) > self._run_ahead:
-                    yield self._engine.outcome(pending.popleft())
-        while pending:
-            yield self._engine.outcome(pending.popleft())
+    def _outcomes(
+        self, order: np.ndarray, steps: range
+    ) -> contextlib.closing[Generator[StepOutcome, None, None]]:
+        return contextlib.closing(self._pipeline.outcomes(order, self.epoch, steps))
 
-    def _prepare(self) -> None:
-        """Compile what the allocation lacks; its first step is not measured."""
-        made = self._engine.prepare(self.allocation.capacities)
-        self._compilations += made
-        self._fresh = frozenset(w for c in made for w in c.workers)
+    def _end_if_stuck(self, counted: bool, tally: Tally) -> None:
+        """Count skipped updates in a row, and end a run that has too many."""
+        self._skips_in_a_row = 0 if counted else self._skips_in_a_row + 1
+        if self._skips_in_a_row >= MAX_SKIPS_IN_A_ROW:
+            bad = np.flatnonzero(tally.skipped_by_worker).tolist()
+            named = agreement.name_workers(bad) if bad else "the whole batch"
+            raise RunError(
+                f"{self._skips_in_a_row} updates in a row were skipped: gradients of "
+                f"{named} are NaN or infinite; lower the learning rate or look at the "
+                "data"
+            )
 
     def _gather(self, times: Sequence[WorkerTimes]) -> RoundTable:
         """What all workers saw, and did since the last time."""
@@ -382,65 +377,15 @@ class Trainer:
         self._compilations = []
         return RoundTable.from_columns(self._exchange.gather(mine))
 
-    def _decide(self, table: RoundTable, round: int) -> str:
-        """The lead decides, all adopt the same whole numbers; the reason."""
-        if not self.workers.leads:
-            self._adopt(self.allocation.sizes)
-            return "decided by the lead"
-        decision, self._control = self._controller.decide(
-            table.observation(round, self.allocation), self._control
-        )
-        self._adopt(decision.allocation.sizes)
-        return decision.reason
-
-    def _adopt(self, sizes: Sequence[int]) -> None:
-        """Take over the lead's sizes; what the other processes pass is not looked at."""
-        agreed = self._exchange.from_lead(np.array(sizes, np.int32)).tolist()
-        cluster = self._controller.cluster
-        self.allocation = padded(agreed, cluster.ladder, cluster.limits)
-
     def _back_off(self, failed: Sequence[int]) -> None:
-        """Lower the caps of workers that ran out of memory, and go on."""
-        edges = self._cluster.ladder.edges
-        caps = list(self._controller.cluster.limits.caps)
-        for w in failed:
-            lower = [e for e in edges if e < self.allocation.capacities[w]]
-            caps[w] = lower[-1] if lower else 0
-        try:
-            self._controller = self._controller.with_caps(caps)
-        except UserError as error:
-            raise RunError(
-                f"{agreement.name_workers(failed)} ran out of memory, and there is no room for "
-                f"the examples elsewhere ({error})"
-            ) from error
-        sizes = self.allocation.sizes
-        if self.workers.leads:
-            decision, self._control = self._controller.reallocate(self._control)
-            sizes = decision.allocation.sizes
-        self._adopt(sizes)
-        self._meter.end_round()
+        """Smaller shares for workers that ran out of memory; on a drained pipeline."""
+        self._steering.back_off(failed)
         self._prepare()
-        self._engine.set_halted(False)
-        self._meter.begin_round()
 
-    def _transformed_example(self) -> dict[str, np.ndarray]:
-        """The first example as the model sees it, without a leading axis."""
-        index = np.zeros(1, np.int64)
-        fields = stack([self._source[0]], index, self._standard)
-        ready = self._transform(fields, index, self._seed, 0)
-        return {name: field[0] for name, field in ready.items()}
+    def _prepare(self) -> None:
+        self._compilations += self._pipeline.prepare(self.allocation)
 
 
 def default_workers() -> Workers:
     """All devices of the job."""
     return order_workers(jax.devices(), hosts.current().process_index)
-
-
-def _timed(loader: RoundLoader) -> Iterator[tuple[LocalBatch, float]]:
-    """The batches, each with the seconds that the loop waited for it."""
-    while True:
-        asked = time.perf_counter()
-        batch = next(loader, None)
-        if batch is None:
-            return
-        yield batch, time.perf_counter() - asked

@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[1]
 LEAVES = frozenset({"jdlb.errors", "jdlb.records"})
 SIDE_BY_SIDE = ("jdlb.data", "jdlb.engine", "jdlb.cluster")
 # What `trainer` is cut into: as much as it knows, and known by it alone.
-OF_TRAINER = frozenset({"jdlb.agreement", "jdlb.tally"})
+OF_TRAINER = frozenset(
+    {"jdlb.agreement", "jdlb.pipeline", "jdlb.steering", "jdlb.tally"}
+)
 LIBRARY = frozenset(
     {"jdlb.balance", *SIDE_BY_SIDE, "jdlb.models", "jdlb.report", "jdlb.trainer"}
 )
@@ -30,6 +32,7 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     "jdlb.models": frozenset(),
     "jdlb.report": frozenset(),
     **{part: frozenset({"jdlb.balance", *SIDE_BY_SIDE}) for part in OF_TRAINER},
+    "jdlb.steering": frozenset({"jdlb.agreement", "jdlb.balance", "jdlb.engine"}),
     "jdlb.trainer": frozenset({"jdlb.balance", *SIDE_BY_SIDE, *OF_TRAINER}),
     # The package itself: names it may pass on from any room.
     "jdlb": LIBRARY,

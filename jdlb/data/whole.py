@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from jdlb.balance.allocation import round_shares
+from jdlb.balance.ladder import Limits
 from jdlb.data.loader import (
     Source,
     Transform,
@@ -14,6 +16,20 @@ from jdlb.data.loader import (
     pad,
     read_standard,
 )
+
+
+def worker_spans(sizes: Sequence[int], examples: int) -> list[np.ndarray]:
+    """Rows 0 to `examples` - 1 cut in proportion to `sizes` [W]: W int64 arrays.
+
+    Every row once; workers without rows where there are too few.
+
+    >>> [span.tolist() for span in worker_spans((1, 2), 5)]
+    [[0, 1], [2, 3, 4]]
+    """
+    workers = len(sizes)
+    limits = Limits((0,) * workers, (examples,) * workers)
+    shares = round_shares(sizes, examples, limits)
+    return np.split(np.arange(examples), np.cumsum(shares)[:-1])
 
 
 def worker_batches(
