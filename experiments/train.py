@@ -131,6 +131,7 @@ def make_trainer(
         dead_band=config.dead_band,
         dry_run=config.dry_run,
         round_steps=config.round_steps,
+        epochs=config.epochs,
         workers=workers,
         run_ahead=config.run_ahead,
         prefetch=config.prefetch,

@@ -39,12 +39,17 @@ class Steering:
         """Its name."""
         return self._controller.policy.name
 
-    def decide(self, observation: Observation) -> str:
-        """Take what the round was like into the next allocation; the reason."""
+    def decide(self, observation: Observation, steps_left: int | None) -> str:
+        """Take what the round was like into the next allocation; the reason.
+
+        `steps_left` are the steps that the run still has, where that is known.
+        """
         if not self._leads:
             self._adopt(self.allocation.sizes)
             return "decided by the lead"
-        decision, self._control = self._controller.decide(observation, self._control)
+        decision, self._control = self._controller.decide(
+            observation, self._control, steps_left
+        )
         self._adopt(decision.allocation.sizes)
         return decision.reason
 

@@ -64,6 +64,7 @@ class Trainer:
         dead_band: float = 0.0,
         dry_run: bool = False,
         round_steps: int | None = None,
+        epochs: int | None = None,
         workers: Workers | None = None,
         run_ahead: int = 2,
         prefetch: int = 2,
@@ -88,6 +89,8 @@ class Trainer:
           dead_band: no move below this fraction of every worker's size.
           dry_run: decide and record, but keep the first allocation.
           round_steps: steps between two decisions; None for an epoch.
+          epochs: how many are planned. With it, shares move only where that saves more
+            time in the rest of the run than new programs take to compile.
           workers: by default all devices of the job.
           run_ahead: steps dispatched before the oldest is waited for.
           prefetch: batches read ahead.
@@ -126,6 +129,7 @@ class Trainer:
         standard = read_standard(source, 0)
         self._seed = seed
         self._round_steps = round_steps
+        self._epochs = epochs
         self._exchange = Exchange(self.workers)
         self._steering = Steering(controller, self._exchange, self.workers.leads)
         example = transformed_example(source, transform, standard, seed)
@@ -210,7 +214,9 @@ class Trainer:
         start = time.perf_counter()
         times = self.measure(PROBE_STEPS)
         table = self._gather(times)
-        self._steering.decide(table.observation(self._rounds, self.allocation))
+        self._steering.decide(
+            table.observation(self._rounds, self.allocation), self._steps_left(0)
+        )
         self._probed = True
         self.training_seconds += time.perf_counter() - start
 
@@ -295,7 +301,9 @@ class Trainer:
         table = self._gather(self._meter.end_round())
         agreement.check_replicas(table.digest, f"after round {self._rounds}")
         ran = self.allocation
-        reason = self._steering.decide(table.observation(self._rounds, ran))
+        reason = self._steering.decide(
+            table.observation(self._rounds, ran), self._steps_left(steps.stop)
+        )
         seconds = time.perf_counter() - start
         self.training_seconds += seconds
         record = RoundRecord(
@@ -324,6 +332,12 @@ class Trainer:
         )
         self._rounds += 1
         return record
+
+    def _steps_left(self, done: int) -> int | None:
+        """Steps of the run after `done` of this epoch; None if nobody said."""
+        if self._epochs is None:
+            return None
+        return max(self._epochs - self.epoch, 0) * self.steps_in_epoch - done
 
     def _train(
         self, order: np.ndarray, steps: range, tally: Tally

@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from jdlb.balance import policies
+from jdlb.balance.controller import Controller
 from jdlb.balance.ladder import Ladder, Limits
 from jdlb.balance.policies.protocol import (
     AnyPolicy,
@@ -508,3 +509,26 @@ def test_bad_input_is_one_line(options: dict[str, Any], message: str) -> None:
         make(**options)
     assert "\n" not in str(caught.value)
     assert not [t for t in threading.enumerate() if t.name.startswith("jdlb")]
+
+
+def test_the_controller_hears_how_many_steps_are_left(monkeypatch) -> None:
+    heard: list[int | None] = []
+    decide = Controller.decide
+
+    def listening(self, observation, state, steps_left=None):
+        heard.append(steps_left)
+        return decide(self, observation, state, steps_left)
+
+    monkeypatch.setattr(Controller, "decide", listening)
+    with make(policy="static", epochs=2, round_steps=2) as trainer:
+        steps = trainer.steps_in_epoch
+        trainer.train_epoch()
+        trainer.train_epoch()
+    ends = [min(first + 2, steps) for first in range(0, steps, 2)]
+    expected = [2 * steps]
+    expected += [2 * steps - end for end in ends] + [steps - end for end in ends]
+    assert heard == expected
+    assert heard[-1] == 0
+    with make() as trainer:
+        trainer.train_epoch()
+    assert heard[-1] is None

@@ -89,10 +89,20 @@ class Layout:
             tail[2 + m + w :],
         )
 
+    @property
+    def bad_bits(self) -> int:
+        """Where in the flat vector `Statistics.bad` begins."""
+        return self.length - 2 * self.workers
+
+    @property
+    def failed_bits(self) -> int:
+        """Where in the flat vector `Statistics.failed` begins."""
+        return self.length - self.workers
+
     def failure(self, worker: int) -> np.ndarray:
         """The contribution [f] of a worker that could not compute: its bit alone."""
         flat = np.zeros(self.length, self.dtype)
-        flat[self.length - self.workers + worker] = 1
+        flat[self.failed_bits + worker] = 1
         return flat
 
 

@@ -109,18 +109,8 @@ def compute(
     )
     # Without real rows the model ran on padding, and whatever came of it is no fault.
     bad = (count > 0) & ~all_finite(flat)
-    zero = jnp.zeros_like(loss_sum)
-    only_bit = layout.pack(
-        jax.tree.map(jnp.zeros_like, gradient),
-        Statistics(
-            zero,
-            zero,
-            jnp.zeros_like(metric_sums),
-            nobody.at[worker[0]].set(bad.astype(layout.dtype)),
-            nobody,
-        ),
-    )
-    flat = jnp.where(bad | (count == 0), only_bit, flat)
+    flat = jnp.where(bad | (count == 0), 0, flat)
+    flat = flat.at[layout.bad_bits + worker[0]].set(bad.astype(layout.dtype))
     return flat[None], count[None]
 
 
