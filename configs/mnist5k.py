@@ -11,4 +11,5 @@ def config() -> Config:
         global_batch=240,
         learning_rate=0.05,
         momentum=0.9,
+        schedule="cosine",
     )

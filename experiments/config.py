@@ -61,6 +61,8 @@ class Config:
     """Keep sizes on the ladder, so that little is padded."""
     dead_band: float = 0.0
     """No move below this fraction of a worker's size."""
+    weigh_compilation: bool = True
+    """Move only where the rest of the run gains more than new programs take."""
     dry_run: bool = False
     """Decide and record, but keep the first shares."""
     run_ahead: int = 2

@@ -131,7 +131,7 @@ def make_trainer(
         dead_band=config.dead_band,
         dry_run=config.dry_run,
         round_steps=config.round_steps,
-        epochs=config.epochs,
+        epochs=config.epochs if config.weigh_compilation else None,
         workers=workers,
         run_ahead=config.run_ahead,
         prefetch=config.prefetch,
