@@ -10,11 +10,39 @@ from collections.abc import Sequence
 import numpy as np
 
 from jdlb.agreement import name_workers
+from jdlb.balance import policies
 from jdlb.balance.allocation import Allocation
 from jdlb.balance.controller import Controller
-from jdlb.balance.policies.protocol import Observation
+from jdlb.balance.policies.protocol import AnyPolicy, Cluster, Observation
 from jdlb.engine.exchange import Exchange
 from jdlb.errors import RunError, UserError
+
+
+def controller_of(
+    policy: str | AnyPolicy,
+    cluster: Cluster,
+    workers: int,
+    global_batch: int,
+    *,
+    aligned: bool,
+    dead_band: float,
+    dry_run: bool,
+) -> Controller:
+    """The controller of a policy, given by itself or by its name.
+
+    Raises:
+      UserError: an unknown name, or a cluster that is not for these `workers` and
+        this `global_batch`.
+    """
+    if (cluster.workers, cluster.global_batch) != (workers, global_batch):
+        raise UserError(
+            f"the cluster is for {cluster.workers} workers and a global batch of "
+            f"{cluster.global_batch}, the run has {workers} and {global_batch}: make "
+            "one alike"
+        )
+    if isinstance(policy, str):
+        policy = policies.get(policy)
+    return Controller(policy, cluster, aligned, dead_band=dead_band, dry_run=dry_run)
 
 
 class Steering:

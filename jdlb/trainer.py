@@ -18,9 +18,7 @@ import optax
 from jaxtyping import PyTree
 
 from jdlb import agreement
-from jdlb.balance import policies
 from jdlb.balance.allocation import Allocation
-from jdlb.balance.controller import Controller
 from jdlb.balance.policies.protocol import AnyPolicy, Cluster
 from jdlb.cluster import hosts
 from jdlb.data.loader import Source, Transform, identity, read_standard
@@ -35,7 +33,7 @@ from jdlb.engine.step import Compilation, StepEngine, StepOutcome
 from jdlb.errors import RunError, UserError
 from jdlb.pipeline import Pipeline, transformed_example
 from jdlb.records import RoundRecord
-from jdlb.steering import Steering
+from jdlb.steering import Steering, controller_of
 from jdlb.tally import RoundTable, Tally, rows, whole
 
 PROBE_STEPS = 10
@@ -109,20 +107,14 @@ class Trainer:
             raise UserError("the data source is empty: prepare it, or name another")
         self.workers = workers or default_workers()
         self._cluster = cluster or Cluster.create(self.workers.count, global_batch)
-        cluster = self._cluster
-        if (cluster.workers, cluster.global_batch) != (
+        controller = controller_of(
+            policy,
+            self._cluster,
             self.workers.count,
             global_batch,
-        ):
-            raise UserError(
-                f"the cluster is for {cluster.workers} workers and a global batch of "
-                f"{cluster.global_batch}, the run has {self.workers.count} and "
-                f"{global_batch}: make one alike"
-            )
-        if isinstance(policy, str):
-            policy = policies.get(policy)
-        controller = Controller(
-            policy, cluster, aligned, dead_band=dead_band, dry_run=dry_run
+            aligned=aligned,
+            dead_band=dead_band,
+            dry_run=dry_run,
         )
         self._source = source
         self._transform = transform
@@ -163,7 +155,7 @@ class Trainer:
         )
         self._compilations: list[Compilation] = []
         self._prepare()
-        self._probed = not policy.probe
+        self._probed = not controller.policy.probe
         self._skips_in_a_row = 0
         self._rounds = 0
         self.epoch = 0
