@@ -4,6 +4,7 @@ The devices must be asked for before anything else touches JAX.
 """
 
 import jax
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 # Not an environment variable: processes that tests start choose for themselves.
@@ -18,3 +19,7 @@ jax.config.update("jax_disable_most_optimizations", True)
 # The rooms that state shapes of arrays, and the trainer with its parts.
 CHECKED = ("engine", "models", "agreement", "pipeline", "steering", "tally", "trainer")
 install_import_hook([f"jdlb.{room}" for room in CHECKED], "checked_types.checked")
+
+# A busy machine is not a slow test, and `pytest-timeout` sees to the rest.
+settings.register_profile("jdlb", deadline=None)
+settings.load_profile("jdlb")

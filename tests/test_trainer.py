@@ -1,10 +1,6 @@
 """The trainer, whole rounds in one process: what is learned does not depend on how."""
 
-import contextlib
-import dataclasses
 import itertools
-import threading
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,117 +8,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
+from small_training import (
+    PARAMS,
+    ROOMY,
+    SOURCE,
+    STEPS,
+    TWO_EPOCHS,
+    B,
+    N,
+    W,
+    flat,
+    loss,
+    make,
+    restless,
+    stubborn,
+)
 
 from jdlb.balance import policies
 from jdlb.balance.controller import Controller
-from jdlb.balance.ladder import Ladder, Limits
-from jdlb.balance.policies.protocol import (
-    AnyPolicy,
-    Cluster,
-    Observation,
-    Policy,
-    equal_targets,
-)
 from jdlb.data.partition import epoch_order
-from jdlb.engine.mesh import SPLIT, order_workers, pieces_by_device
-from jdlb.errors import RunError, UserError
-from jdlb.trainer import PROBE_STEPS, Trainer
-
-N, B, W = 23, 8, 4
-STEPS = 3
-RANDOM = np.random.default_rng(0)
-SOURCE = [
-    {"x": x, "y": np.float32(x @ [1.0, -2.0, 0.5])}
-    for x in RANDOM.normal(size=(N, 3)).astype(np.float32)
-]
-PARAMS = {"w": np.zeros(3, np.float32), "b": np.zeros((), np.float32)}
-MOMENTUM = optax.sgd(0.05, momentum=0.9)
-
-
-def loss(params: Any, batch: Any) -> tuple[jax.Array, dict]:
-    error = batch["x"] @ params["w"] + params["b"] - batch["y"]
-    return error**2, {"absolute": jnp.abs(error)}
-
-
-def restless(seed: int) -> AnyPolicy:
-    """Other shares every round, drawn anew: what no honest policy would do."""
-
-    def draw(cluster: Cluster, round: int) -> np.ndarray:
-        random = np.random.default_rng((seed, round))
-        return random.dirichlet(np.ones(cluster.workers)) * cluster.global_batch
-
-    def init(cluster: Cluster) -> tuple[np.ndarray, Cluster]:
-        return draw(cluster, 0), cluster
-
-    def update(seen: Observation, state: Cluster) -> tuple[np.ndarray, Cluster]:
-        return draw(state, seen.round + 1), state
-
-    return Policy(f"restless-{seed}", init, update)
-
-
-def stubborn(
-    shares: Sequence[float],
-    first: Sequence[float] | None = None,
-    probe: bool = False,
-) -> AnyPolicy:
-    """Equal at first unless other shares are given, then always these shares."""
-
-    def init(cluster: Cluster) -> tuple[np.ndarray, int]:
-        total = cluster.global_batch
-        return np.array(first) * total if first else equal_targets(cluster), total
-
-    def update(seen: Observation, total: int) -> tuple[np.ndarray, int]:
-        return np.array(shares) * total, total
-
-    return Policy("stubborn", init, update, probe)
-
-
-def roomy(workers: int = W) -> Cluster:
-    """One capacity for all: shares move freely, and one program serves them."""
-    return Cluster(workers, B, Ladder(B, top=B), Limits((0,) * workers, (B,) * workers))
-
-
-def make(workers: int = W, **options: Any) -> Trainer:
-    arguments: dict[str, Any] = {
-        "loss": loss,
-        "params": PARAMS,
-        "optimizer": MOMENTUM,
-        "source": SOURCE,
-        "global_batch": B,
-        "policy": "equal",
-        "workers": order_workers(jax.devices()[:workers], 0),
-        **options,
-    }
-    return Trainer(**arguments)
-
-
-def flat(tree: Any) -> np.ndarray:
-    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
-
-
-def plain_jax(epochs: int, optimizer: Any = MOMENTUM, seed: int = 0) -> np.ndarray:
-    """The same training on one device, in a loop of its own."""
-    params, state = PARAMS, optimizer.init(PARAMS)
-    mean = jax.jit(jax.grad(lambda p, b: loss(p, b)[0].mean()))
-    for epoch in range(epochs):
-        order = epoch_order(seed, epoch, N)
-        for at in range(0, N, B):
-            rows = [SOURCE[i] for i in order[at : at + B]]
-            batch = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
-            updates, state = optimizer.update(mean(params, batch), state, params)
-            params = optax.apply_updates(params, updates)
-    return flat(params)
-
-
-TWO_EPOCHS = plain_jax(2)
-ROOMY: dict[str, Any] = {"cluster": roomy(), "aligned": False}
-
-
-def close_to(params: Any, expected: np.ndarray) -> bool:
-    """But for the order of the sums."""
-    error = np.linalg.norm(flat(params) - expected)
-    return bool(error < 1e-6 * np.linalg.norm(expected))
+from jdlb.errors import UserError
+from jdlb.trainer import PROBE_STEPS
 
 
 @pytest.mark.parametrize(
@@ -328,187 +234,6 @@ def test_evaluation_is_exact_whatever_the_shares(count: int) -> None:
 def test_evaluation_of_nothing() -> None:
     with make(1) as trainer, pytest.raises(UserError, match="nothing to evaluate"):
         trainer.evaluate([])
-
-
-def test_a_disturbed_replica_is_named() -> None:
-    with make() as trainer:
-        trainer.train_epoch()
-        state = trainer._engine.state
-        pieces = pieces_by_device(state.params["w"])
-        rows = [np.array(pieces[d]) for d in trainer.workers.devices]
-        rows[2].view(np.uint32)[0, 1] ^= 1 << 15
-        sharding = NamedSharding(trainer.workers.mesh, SPLIT)
-        disturbed = jax.device_put(np.concatenate(rows), sharding)
-        params = {**state.params, "w": disturbed}
-        trainer._engine.state = state._replace(params=params)
-        with pytest.raises(RunError, match=r"of worker 2 differ .* after round 1"):
-            trainer.train_epoch()
-
-
-def poisoned(*steps: int) -> list[dict[str, Any]]:
-    """The source with a NaN for the first worker in these steps of epoch 0."""
-    source = [dict(example) for example in SOURCE * 6]
-    order = epoch_order(0, 0, len(source))
-    for step in steps:
-        source[order[step * B]]["y"] = np.float32(np.nan)
-    return source
-
-
-def test_a_skipped_step_is_counted_and_its_worker_named() -> None:
-    with make(source=poisoned(1, 4)) as trainer:
-        (record,) = trainer.train_epoch()
-        assert np.isfinite(flat(trainer.params)).all()
-    assert record.skipped_steps == 2
-    assert record.skipped_by_worker == (2, 0, 0, 0)
-    assert record.examples == 6 * N - 2 * B
-    assert np.isfinite(record.metrics["loss"])
-
-
-def test_nine_in_a_row_do_not_end_a_run_and_ten_do() -> None:
-    with make(source=poisoned(*range(9), *range(10, 17))) as trainer:
-        (record,) = trainer.train_epoch()
-    assert record.skipped_steps == 16
-    ten: Any = {"source": poisoned(*range(3, 13)), "round_steps": 5}
-    message = r"10 updates in a row .* of worker 0 are"
-    with make(**ten) as trainer, pytest.raises(RunError, match=message):
-        trainer.train_epoch()
-    # Neither the reader nor the meter is left running.
-    assert not [t for t in threading.enumerate() if t.name.startswith("jdlb")]
-
-
-class Memory:
-    """Devices that hold no more than so many rows each: [W]."""
-
-    def __init__(self, trainer: Trainer, rows: Sequence[int]):
-        self._rows = rows
-        engine = trainer._engine
-        prepare: Callable = engine.prepare
-
-        def limited(capacities: Sequence[int]) -> Any:
-            made = prepare(capacities)
-            for group in engine._groups:
-                if any(group.capacity > self._rows[w] for w in group.workers):
-                    engine._programs[group.key] = self._exhausted  # pyright: ignore[reportArgumentType]
-            return made
-
-        engine.prepare = limited
-        limited(trainer.allocation.capacities)
-
-    @staticmethod
-    def _exhausted(*_: Any) -> Any:
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
-
-
-@contextlib.contextmanager
-def with_memory(rows: Sequence[int], **options: Any) -> Iterator[Trainer]:
-    with make(len(rows), **options) as trainer:
-        Memory(trainer, rows)
-        yield trainer
-
-
-@pytest.mark.parametrize(
-    ("rows", "policy", "sizes"),
-    [
-        ((5, 8), policies.get("fixed", shares=(0.75, 0.25)), (5, 3)),
-        # In the second round: the first was fine.
-        ((5, 8), stubborn((0.75, 0.25)), (5, 3)),
-        # One after the other: what one cannot hold is too much for the next.
-        ((3, 5, 8), policies.get("fixed", shares=(0.125, 0.75, 0.125)), None),
-    ],
-)
-def test_out_of_memory_backs_off_and_nothing_is_lost(
-    rows: tuple[int, ...], policy: AnyPolicy, sizes: tuple[int, ...] | None
-) -> None:
-    with with_memory(rows, policy=policy) as trainer:
-        records = [trainer.train_epoch()[0] for _ in range(2)]
-        assert np.linalg.norm(
-            flat(trainer.params) - TWO_EPOCHS
-        ) < 1e-6 * np.linalg.norm(TWO_EPOCHS)
-    for record in records:
-        assert record.examples == N
-        assert sum(record.sizes) == B
-        assert record.skipped_steps == 0
-    assert all(c <= m for c, m in zip(records[1].capacities, rows, strict=True))
-    if sizes:
-        assert records[1].sizes == sizes
-
-
-def test_out_of_memory_while_probing_backs_off_too() -> None:
-    policy = dataclasses.replace(policies.get("fixed", shares=(0.75, 0.25)), probe=True)
-    with with_memory((5, 8), policy=policy) as trainer:
-        (record,) = trainer.train_epoch()
-        trainer.train_epoch()
-        assert np.linalg.norm(
-            flat(trainer.params) - TWO_EPOCHS
-        ) < 1e-6 * np.linalg.norm(TWO_EPOCHS)
-    assert record.sizes == (5, 3)
-
-
-def test_below_the_lowest_edge_a_cap_halves() -> None:
-    cluster = Cluster(2, B, Ladder(4, top=B), Limits((0, 0), (B, B)))
-    options: Any = {"cluster": cluster, "aligned": False}
-    policy = stubborn((0.375, 0.625), first=(0.375, 0.625))
-    with with_memory((2, 8), policy=policy, **options) as trainer:
-        (record,) = trainer.train_epoch()
-    assert (record.sizes, record.capacities) == ((2, 6), (2, 8))
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ((8, 0), "worker 1 ran out of memory with one example"),
-        ((4, 3), "ran out of memory, and there is no room for the examples"),
-    ],
-)
-def test_no_room_left_ends_the_run(rows: tuple[int, ...], message: str) -> None:
-    policy = policies.get("fixed", shares=(0.75, 0.25) if rows[1] else (0.875, 0.125))
-    with (
-        with_memory(rows, policy=policy) as trainer,
-        pytest.raises(RunError, match=message) as caught,
-    ):
-        trainer.train_epoch()
-    assert "\n" not in str(caught.value)
-
-
-def test_an_error_of_the_source_ends_the_epoch_and_no_thread_is_left() -> None:
-    source = [*SOURCE[:-1], {"x": np.zeros(4, np.float32), "y": np.float32(0)}]
-    message = f"example {N - 1}, key 'x'"
-    with make(1, source=source) as trainer, pytest.raises(UserError, match=message):
-        trainer.train_epoch()
-    assert not [t for t in threading.enumerate() if t.name.startswith("jdlb")]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loss": lambda p, b: loss(p, b)[0].mean()}, "the loss function must return"),
-        ({"loss": lambda p, b: (loss(p, b)[0].mean(), {})}, "one value an example"),
-        ({"params": {}}, "the parameters are empty"),
-        ({"params": {**PARAMS, "n": np.zeros(2, int)}}, r"\['n'\] has dtype int64"),
-        ({"source": []}, "the data source is empty"),
-        ({"source": [{"x": "text"}]}, "example 0, key 'x'"),
-        ({"seed": -1}, "seed -1"),
-        ({"seed": 2**32}, "seed 4294967296"),
-        ({"global_batch": W - 1}, "a global batch of 3 is less than one example"),
-        (
-            {"cluster": Cluster.create(W, B + 1)},
-            "for 4 workers and a global batch of 9",
-        ),
-        (
-            {"cluster": Cluster.create(W - 1, B)},
-            "for 3 workers .*, the run has 4 and 8",
-        ),
-        ({"policy": "dbl"}, "did you mean 'dlb'"),
-        ({"round_steps": 0}, "round_steps is 0"),
-        ({"run_ahead": 0}, "run_ahead is 0"),
-        ({"prefetch": 0}, "prefetch is 0"),
-    ],
-)
-def test_bad_input_is_one_line(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        make(**options)
-    assert "\n" not in str(caught.value)
-    assert not [t for t in threading.enumerate() if t.name.startswith("jdlb")]
 
 
 def test_the_controller_hears_how_many_steps_are_left(monkeypatch) -> None:

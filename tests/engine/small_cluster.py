@@ -5,6 +5,7 @@ and optax, none of the project's code.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
+from jax.sharding import NamedSharding
 
-from jdlb.engine.mesh import Workers, order_workers
+from jdlb.engine.mesh import SPLIT, Workers, order_workers
 from jdlb.engine.step import StepEngine, StepOutcome
 
 WIDTH = 3
@@ -121,3 +124,58 @@ def relative_error(tree: Any, expected: Any) -> float:
     """Norm of the difference over the norm of what was expected."""
     difference = flat(tree) - flat(expected)
     return float(np.linalg.norm(difference) / np.linalg.norm(flat(expected)))
+
+
+ADAMW = optax.chain(
+    optax.clip_by_global_norm(0.5),
+    optax.adamw(optax.cosine_decay_schedule(0.1, 6), weight_decay=0.01),
+)
+
+
+def engine_of(
+    workers: int = 4,
+    loss: Any = mlp_loss,
+    optimizer: optax.GradientTransformation | None = None,
+    params: Any = None,
+    **options: Any,
+) -> StepEngine:
+    return StepEngine(
+        local_workers(workers),
+        loss,
+        optimizer or optax.sgd(0.1),
+        mlp_params() if params is None else params,
+        EXAMPLE,
+        **options,
+    )
+
+
+def conv_loss(params: Any, batch: Any) -> tuple[jax.Array, dict]:
+    x = batch["x"].reshape(-1, 1, WIDTH)
+    x = jnp.tanh(lax.conv_general_dilated(x, params["kernel"], (1,), "SAME"))
+    return (x.sum(axis=(1, 2)) - batch["y"]) ** 2, {}
+
+
+def conv_params() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(3)
+    return {"kernel": random.normal(size=(4, 1, 3)).astype(np.float32)}
+
+
+OPTIMIZERS = {"sgd": optax.sgd(0.1), "momentum": optax.sgd(0.1, 0.9), "adamw": ADAMW}
+MODELS = {"mlp": (mlp_loss, mlp_params()), "conv": (conv_loss, conv_params())}
+
+
+@functools.cache
+def _programs(workers: int, model: str, optimizer: str) -> tuple[StepEngine, Any]:
+    loss, params = MODELS[model]
+    engine = engine_of(workers, loss, OPTIMIZERS[optimizer], params)
+    return engine, jax.tree.map(np.array, engine.state)
+
+
+def fresh_engine(
+    workers: int = 4, model: str = "mlp", optimizer: str = "sgd"
+) -> StepEngine:
+    """An engine at its first state, with the programs that earlier tests compiled."""
+    engine, start = _programs(workers, model, optimizer)
+    sharding = NamedSharding(engine.workers.local_mesh, SPLIT)
+    engine.state = jax.tree.map(lambda x: jax.device_put(x.copy(), sharding), start)
+    return engine

@@ -26,7 +26,6 @@ def test_total_is_exact(values: list[int]) -> None:
     assert EXCHANGE.total(rows).tolist() == rows.sum(axis=0).tolist()
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(width=64), min_size=8, max_size=8))
 def test_floats_arrive_with_all_their_bits(values: list[float]) -> None:
     rows = np.array(values, np.float64).reshape(4, 2)
@@ -87,7 +86,7 @@ def test_one_bit_anywhere_moves_the_digest() -> None:
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(places=st.lists(st.integers(0, 7), min_size=2, max_size=2, unique=True))
 def test_position_and_sign_count_in_every_dtype(dtype: Any, places: list[int]) -> None:
     i, j = places

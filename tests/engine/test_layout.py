@@ -27,7 +27,7 @@ def statistics(workers: int, metrics: int) -> Statistics:
 shapes = st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=4)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8)
 @given(shapes=shapes, workers=st.integers(1, 5), metrics=st.integers(0, 3))
 def test_gradient_and_statistics_come_back(
     shapes: list[list[int]], workers: int, metrics: int

@@ -1,7 +1,6 @@
 """The step: the update of one device for any allocation, and what must not disturb it."""
 
 import functools
-import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +11,15 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax import lax
-from jax.extend import backend
-from jax.sharding import NamedSharding
 from small_cluster import (
+    ADAMW,
     EXAMPLE,
-    WIDTH,
+    MODELS,
+    OPTIMIZERS,
     batch_of,
+    engine_of,
     flat,
+    fresh_engine,
     local_workers,
     mlp_loss,
     mlp_params,
@@ -31,43 +31,7 @@ from small_cluster import (
 
 from jdlb.engine import programs
 from jdlb.engine.layout import layout_of
-from jdlb.engine.mesh import SPLIT
 from jdlb.engine.step import StepEngine
-from jdlb.errors import UserError
-
-W = 4
-ADAMW = optax.chain(
-    optax.clip_by_global_norm(0.5),
-    optax.adamw(optax.cosine_decay_schedule(0.1, 6), weight_decay=0.01),
-)
-
-
-def engine_of(
-    workers: int = W,
-    loss: Any = mlp_loss,
-    optimizer: optax.GradientTransformation | None = None,
-    params: Any = None,
-    **options: Any,
-) -> StepEngine:
-    return StepEngine(
-        local_workers(workers),
-        loss,
-        optimizer or optax.sgd(0.1),
-        mlp_params() if params is None else params,
-        EXAMPLE,
-        **options,
-    )
-
-
-def conv_loss(params: Any, batch: Any) -> tuple[jax.Array, dict]:
-    x = batch["x"].reshape(-1, 1, WIDTH)
-    x = jnp.tanh(lax.conv_general_dilated(x, params["kernel"], (1,), "SAME"))
-    return (x.sum(axis=(1, 2)) - batch["y"]) ** 2, {}
-
-
-def conv_params() -> dict[str, np.ndarray]:
-    random = np.random.default_rng(3)
-    return {"kernel": random.normal(size=(4, 1, 3)).astype(np.float32)}
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -85,29 +49,8 @@ def allocations(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return sizes, [min(c for c in ladder if c >= size) for size in sizes]
 
 
-OPTIMIZERS = {"sgd": optax.sgd(0.1), "momentum": optax.sgd(0.1, 0.9), "adamw": ADAMW}
-MODELS = {"mlp": (mlp_loss, mlp_params()), "conv": (conv_loss, conv_params())}
-
-
-@functools.cache
-def _programs(workers: int, model: str, optimizer: str) -> tuple[StepEngine, Any]:
-    loss, params = MODELS[model]
-    engine = engine_of(workers, loss, OPTIMIZERS[optimizer], params)
-    return engine, jax.tree.map(np.array, engine.state)
-
-
-def fresh_engine(
-    workers: int = W, model: str = "mlp", optimizer: str = "sgd"
-) -> StepEngine:
-    """An engine at its first state, with the programs that earlier tests compiled."""
-    engine, start = _programs(workers, model, optimizer)
-    sharding = NamedSharding(engine.workers.local_mesh, SPLIT)
-    engine.state = jax.tree.map(lambda x: jax.device_put(x.copy(), sharding), start)
-    return engine
-
-
 @pytest.mark.parametrize("model", ["mlp", "conv"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(allocation=allocations(), seed=st.integers(0, 99))
 def test_any_allocation_gives_the_gradient_of_one_device(
     model: str, allocation: tuple[list[int], list[int]], seed: int
@@ -294,143 +237,6 @@ def test_a_model_without_a_gradient_at_zero(
     assert relative_error(engine.replica(0), expected) < 1e-6
 
 
-@pytest.mark.parametrize("bad_worker", [0, 2])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_gradient_that_is_not_finite_skips_the_step_everywhere(
-    bad_worker: int, value: float
-) -> None:
-    engine = fresh_engine(3, optimizer="adamw")
-    sizes, capacities = (3, 3, 2), (8, 8, 8)
-    take_step(engine, batch_of(8), sizes, capacities)
-    before = jax.tree.map(np.array, engine.state)
-    batch = batch_of(8, seed=2)
-    batch["x"][sum(sizes[:bad_worker])] = value
-    outcome = take_step(engine, batch, sizes, capacities)
-    assert not outcome.counted
-    assert np.flatnonzero(outcome.statistics.bad).tolist() == [bad_worker]
-    assert outcome.failed == ()
-    jax.tree.map(np.testing.assert_array_equal, before, engine.state)
-    # The next good step counts as if nothing had been.
-    assert take_step(engine, batch_of(8), sizes, capacities).counted
-
-
-def huge_loss(params: Any, batch: Any) -> tuple[jax.Array, dict]:
-    return params["w"] * batch["y"], {}
-
-
-def test_a_sum_that_overflows_though_each_worker_is_finite() -> None:
-    params = {"w": np.ones((), np.float32)}
-    engine = engine_of(2, loss=huge_loss, params=params)
-    batch = batch_of(2)
-    batch["y"][:] = 3e38
-    outcome = take_step(engine, batch, (1, 1))
-    assert not outcome.counted
-    assert not outcome.statistics.bad.any()
-    assert engine.replica(0) == params == engine.replica(1)
-
-
-def test_compute_is_traced_once_a_capacity_and_group_size() -> None:
-    traces = []
-
-    def loss(params: Any, batch: Any) -> tuple[jax.Array, dict]:
-        traces.append(batch["y"].shape[0])
-        return mlp_loss(params, batch)
-
-    engine = engine_of(4, loss=loss)
-    traces.clear()
-    made = [engine.prepare(c) for c in [(4, 4, 2, 2), (2, 2, 4, 4), (4, 2, 4, 2)]]
-    # Two shapes in groups of two: two traces; new device sets compile, nothing more.
-    assert sorted(traces) == [2, 4]
-    assert [[(c.workers, c.capacity) for c in cs] for cs in made] == [
-        [((2, 3), 2), ((0, 1), 4)],
-        [((0, 1), 2), ((2, 3), 4)],
-        [((1, 3), 2), ((0, 2), 4)],
-    ]
-    assert all(c.seconds > 0 for cs in made for c in cs)
-    assert engine.prepare((4, 4, 2, 2)) == []
-    assert sorted(traces) == [2, 4]
-    # A group of another size is another program.
-    engine.prepare((4, 4, 4, 2))
-    assert sorted(traces) == [2, 2, 4, 4]
-
-
-def test_a_share_that_stays_in_its_bucket_needs_nothing_new() -> None:
-    engine = fresh_engine(2)
-    engine.prepare((4, 4))
-    for sizes in [(4, 4), (3, 4), (0, 1), (1, 4)]:
-        assert engine.prepare((4, 4)) == []
-        assert take_step(engine, batch_of(sum(sizes)), sizes, (4, 4)).counted
-
-
-class Compilations:
-    """How often XLA has compiled anything in this process."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        self.count += event == "/jax/core/compile/backend_compile_duration"
-
-
-@pytest.fixture
-def compilations() -> Any:
-    listener = Compilations()
-    jax.monitoring.register_event_duration_secs_listener(listener)
-    yield listener
-    jax.monitoring.unregister_event_duration_listener(listener)
-
-
-def test_300_rebalances_compile_what_they_must_and_keep_a_bounded_table(
-    compilations: Compilations,
-) -> None:
-    def loss(params: Any, batch: Any) -> tuple[jax.Array, dict]:
-        traces.append(batch["y"].shape)
-        return params["w"] * batch["y"], {}
-
-    traces = []
-    params = {"w": np.ones((), np.float32)}
-    engine = engine_of(3, loss=loss, params=params, max_programs=8)
-    client = backend.get_backend()
-    random = np.random.default_rng(0)
-    take_step(engine, batch_of(3), (1, 1, 1))
-    begin, alive = compilations.count, len(client.live_executables())
-    traces.clear()
-    made = 0
-    capacities = [2, 2, 2]
-    for _ in range(300):
-        # Now and then another bucket: what is in the table is compiled only once.
-        if random.random() < 0.2:
-            capacities[random.integers(3)] = int(random.integers(2, 4))
-        made += len(engine.prepare(capacities))
-        rows = split(batch_of(3), (1, 1, 1), capacities)
-        outcome = engine.outcome(engine.step(engine.place(rows, 0, 0)))
-        assert outcome.counted
-        assert len(engine._programs) <= 8
-    # More than the table holds, so that some were dropped; and really let go of.
-    assert made > 8
-    gc.collect()
-    assert len(client.live_executables()) <= alive + 8
-    # Only `compute`, and only as often as said: `reduce` and `apply` never again, and
-    # nothing hidden (a transfer or a regrouping that compiles).
-    assert compilations.count - begin == made
-    # Two capacities, in groups of one, two and three.
-    assert len(traces) <= 6
-
-
-def test_the_program_used_last_longest_ago_is_dropped() -> None:
-    engine = engine_of(1, max_programs=2)
-    for capacity in (1, 2):
-        engine.prepare((capacity,))
-    engine.prepare((1,))
-    engine.prepare((3,))
-    assert engine.prepare((1,)) == []
-    assert len(engine.prepare((2,))) == 1
-    # Never fewer than one allocation needs.
-    wide = engine_of(4, max_programs=2)
-    assert len(wide.prepare((1, 2, 3, 4))) == 4
-    assert take_step(wide, batch_of(10), (1, 2, 3, 4)).counted
-
-
 def test_replicas_hold_the_same_bits_after_steps_on_different_data() -> None:
     engine = fresh_engine(4, optimizer="adamw")
     random = np.random.default_rng(0)
@@ -441,54 +247,6 @@ def test_replicas_hold_the_same_bits_after_steps_on_different_data() -> None:
     assert not np.array_equal(first, flat(mlp_params()))
     for w in range(1, 4):
         assert np.array_equal(flat(engine.replica(w)), first)
-
-
-def exhausted(*_: Any) -> Any:
-    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
-
-
-def test_a_worker_out_of_memory_halts_all_until_told_otherwise() -> None:
-    engine = engine_of(2)
-    batch, sizes = batch_of(8), (6, 2)
-    take_step(engine, batch, sizes)
-    before = flat(engine.replica(0))
-    (key,) = [g.key for g in engine._groups if g.workers == (0,)]
-    working = engine._programs[key]
-    engine._programs[key] = exhausted  # pyright: ignore[reportArgumentType]
-    outcome = take_step(engine, batch, sizes)
-    assert outcome.failed == (0,)
-    assert not outcome.counted
-    engine._programs[key] = working
-    # A step in flight behind the failure changes nothing, and is no failure itself.
-    behind = take_step(engine, batch, sizes)
-    assert not behind.counted
-    assert behind.failed == ()
-    assert np.array_equal(flat(engine.replica(0)), before)
-    assert np.array_equal(flat(engine.replica(1)), before)
-    engine.set_halted(False)
-    assert take_step(engine, batch, sizes).counted
-    expected = reference(mlp_loss, mlp_params(), optax.sgd(0.1), [batch, batch])
-    assert relative_error(engine.replica(0), expected) < 1e-6
-
-
-def test_other_errors_of_a_program_are_not_taken_for_memory() -> None:
-    def broken(*_: Any) -> Any:
-        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
-
-    engine = engine_of(1)
-    engine.prepare((2,))
-    engine._programs[engine._groups[0].key] = broken  # pyright: ignore[reportArgumentType]
-    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        take_step(engine, batch_of(2), (2,))
-
-
-def test_halted_replicas_change_nothing() -> None:
-    engine = fresh_engine(2, optimizer="momentum")
-    before = jax.tree.map(np.array, engine.state)
-    engine.set_halted(True)
-    assert not take_step(engine, batch_of(8), (4, 4), (8, 8)).counted
-    engine.set_halted(False)
-    jax.tree.map(np.testing.assert_array_equal, before, engine.state)
 
 
 def test_handles_can_be_waited_for_after_later_steps() -> None:
@@ -530,29 +288,6 @@ def test_keys_follow_seed_epoch_and_index_not_the_worker() -> None:
     assert drawn(0, 1, 2, 3) == drawn(1, 1, 2, 3)
     values = [drawn(0, *at) for at in [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4)]]
     assert len(set(values)) == 4
-
-
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (lambda p, b: mlp_loss(p, b)[0].mean(), "must return"),
-        (lambda p, b: (mlp_loss(p, b)[0].mean(), {}), "one value an example"),
-        (lambda p, b: (mlp_loss(p, b)[0], {"m": 1.0 * p["bias"].sum()}), "'m'"),
-        (lambda p, b: (mlp_loss(p, b)[0], p["bias"]), "must be a dict"),
-        (lambda p, b: (mlp_loss(p, b)[0], {"loss": b["y"]}), "without the name"),
-    ],
-)
-def test_a_loss_that_is_not_per_example(loss: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        engine_of(1, loss=loss)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["index", "key"])
-def test_a_field_whose_name_the_batch_needs(name: str) -> None:
-    example = {**EXAMPLE, name: np.zeros((), np.int32)}
-    with pytest.raises(UserError, match=f"'{name}': rename it"):
-        StepEngine(local_workers(1), mlp_loss, optax.sgd(1.0), mlp_params(), example)
 
 
 def test_shapes_are_checked_while_tests_run() -> None:

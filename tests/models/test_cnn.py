@@ -31,7 +31,7 @@ def test_examples_do_not_touch_each_other() -> None:
     np.testing.assert_array_equal(together[2], disturbed[2])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(h=st.integers(2, 5), w=st.integers(2, 5))
 def test_pooling_is_the_maximum_of_each_window(h: int, w: int) -> None:
     x = np.random.default_rng(0).normal(size=(2, h, w, 3)).astype(np.float32)
