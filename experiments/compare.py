@@ -123,7 +123,8 @@ def _show(console: Console, job: Job, comparison: Comparison, as_json: bool) -> 
         summaries, speeds=job.speeds, ideal=ideal, machine=machine_text()
     )
     # Read in a log or a narrow terminal: folded lines rather than cut cells.
-    console.print(table, width=max(console.width, TABLE_WIDTH), crop=False)
+    wide = Console(stderr=True, width=max(console.width, TABLE_WIDTH))
+    wide.print(table)
     _say_where(console, job.out, figures)
     if as_json:
         print(json.dumps(result))

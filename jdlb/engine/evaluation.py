@@ -60,6 +60,7 @@ class Evaluation:
                 mesh=workers.local_mesh,
                 in_specs=(SPLIT, SPLIT, SPLIT, SPLIT, WHOLE),
                 out_specs=SPLIT,
+                check_vma=False,
             )
         )
 
@@ -82,8 +83,10 @@ class Evaluation:
             sums = self._sums(params, *self._place(batch))
             names = sorted(sums.metrics)
             columns = [sums.examples, sums.loss, *(sums.metrics[n] for n in names)]
-            rows = np.stack([host_rows(self._workers, c) for c in columns], axis=1)
-            totals = totals + rows.astype(np.float64)
+            rows = np.stack(
+                [host_rows(self._workers, c).astype(np.float64) for c in columns], axis=1
+            )
+            totals = totals + rows
         count, *table = self._exchange.gather(totals).sum(axis=0).tolist()
         if not count:
             raise UserError("nothing to evaluate: the evaluation set is empty")

@@ -56,7 +56,7 @@ def clean_batch(
         for name, x in fields.items()
     }
     clean["index"] = jnp.where(mask, index, index[:1])
-    key = jax.random.fold_in(jax.random.key(0), seed_epoch[0])
+    key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), seed_epoch[0])
     key = jax.random.fold_in(key, seed_epoch[1])
     clean["key"] = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, clean["index"])
     return clean

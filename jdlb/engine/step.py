@@ -248,7 +248,9 @@ class StepEngine:
             },
             "index": jax.ShapeDtypeStruct((capacity,), np.int32),
             "key": jax.eval_shape(
-                lambda: jax.random.split(jax.random.key(0), capacity)
+                lambda: jax.random.split(
+                    jax.random.key(0, impl="threefry2x32"), capacity
+                )
             ),
         }
 
@@ -289,6 +291,8 @@ class StepEngine:
                 mesh=mesh,
                 in_specs=(SPLIT, WHOLE),
                 out_specs=(SPLIT, SPLIT),
+                # Control flow with constant carries is typed as unvarying.
+                check_vma=False,
             ),
             donate_argnums=0,
         )

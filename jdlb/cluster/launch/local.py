@@ -115,6 +115,8 @@ def worker_environ(
         # Several processes cannot share one GPU, and budgets are of CPU time.
         "JAX_PLATFORMS": "cpu",
         "PYTHONUNBUFFERED": "1",
+        # gRPC would send even this machine's own address through a proxy.
+        "no_grpc_proxy": "127.0.0.1",
     }
 
 
