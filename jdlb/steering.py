@@ -61,6 +61,8 @@ class Steering:
         self._leads = leads
         decision, self._control = controller.start()
         self.allocation: Allocation = decision.allocation
+        # The lead's, also where another process was given another policy.
+        self._adopt(decision.allocation.sizes)
 
     @property
     def policy(self) -> str:

@@ -84,7 +84,8 @@ class Evaluation:
             names = sorted(sums.metrics)
             columns = [sums.examples, sums.loss, *(sums.metrics[n] for n in names)]
             rows = np.stack(
-                [host_rows(self._workers, c).astype(np.float64) for c in columns], axis=1
+                [host_rows(self._workers, c).astype(np.float64) for c in columns],
+                axis=1,
             )
             totals = totals + rows
         count, *table = self._exchange.gather(totals).sum(axis=0).tolist()

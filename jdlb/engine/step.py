@@ -337,6 +337,8 @@ class StepEngine:
                 mesh=group.mesh.abstract_mesh,
                 in_specs=(SPLIT, SPLIT, SPLIT, SPLIT, SPLIT, WHOLE),
                 out_specs=(SPLIT, SPLIT),
+                # As in `apply`; parameters are split, so JAX adds no sum of its own.
+                check_vma=False,
             )
             self._traces[key] = jax.jit(body).trace(*arguments)
         trace = self._traces[key].jaxpr

@@ -6,7 +6,7 @@ import pytest
 from jobs import Job, new_job, run_job
 
 from jdlb.cluster.launch.failure import WorkerFailed
-from jdlb.errors import UserError
+from jdlb.errors import RunError, UserError
 
 pytestmark = pytest.mark.slow
 
@@ -28,10 +28,10 @@ def test_a_killed_worker_is_named_and_ends_the_job(tmp_path, odd):
 
 
 @pytest.fixture(scope="module")
-def disagreeing(tmp_path_factory) -> tuple[Job, WorkerFailed]:
+def disagreeing(tmp_path_factory) -> tuple[Job, RunError]:
     """Number 1 of 2 is odd: first every process catches the error, at last nobody."""
     job = new_job((1, 1))
-    with pytest.raises(WorkerFailed) as caught:
+    with pytest.raises(RunError) as caught:
         run_job(
             job, tmp_path_factory.mktemp("odd"), ["disagree", "wrong params"], odd=1
         )
