@@ -14,6 +14,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 @pytest.mark.slow
 def test_example_trains_and_gives_plain_parameters(tmp_path, capsys, monkeypatch):
     pytest.importorskip("mlxtend")
+    import jax.numpy as jnp
+
     from jdlb.data import builders
     from jdlb.models import Cnn
 
@@ -31,7 +33,7 @@ def test_example_trains_and_gives_plain_parameters(tmp_path, capsys, monkeypatch
     assert len(printed) == 2
     assert names["count"] == 500
     assert names["metrics"]["accuracy"] > 0.8
-    image = names["data"].test[0]["image"][None] / 255
+    image = jnp.asarray(names["data"].test[0]["image"][None] / 255)
     logits = np.asarray(Cnn().apply({"params": names["params"]}, image))
     assert logits.shape == (1, 10)
 
