@@ -7,6 +7,7 @@ may differ in the last bit, so whole numbers are sent, never computed twice.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from jdlb.balance.allocation import Allocation, allocate, padded, round_shares
+from jdlb.balance.ladder import Ladder, Limits
 from jdlb.balance.policies.protocol import (
     AnyPolicy,
     Cluster,
@@ -105,6 +107,7 @@ class Controller:
         `steps_left` are the steps that the run still has; None where nobody knows, and
         a new program always pays.
         """
+        observation = dataclasses.replace(observation, limits=self._limits)
         targets, policy_state = self.policy.update(observation, state.policy_state)
         state = dataclasses.replace(
             _with_programs(state, observation),
@@ -134,7 +137,7 @@ class Controller:
         if self.policy.exact:
             # A worker without rows still runs a program of one.
             return Allocation(tuple(sizes), tuple(max(size, 1) for size in sizes))
-        return padded(sizes, self.cluster.ladder, self.cluster.limits)
+        return padded(sizes, self._ladder, self._limits)
 
     def with_caps(self, caps: Iterable[int]) -> "Controller":
         """The same controller under other memory caps [W], in examples.
@@ -156,21 +159,43 @@ class Controller:
         current, proposed = state.allocation, self._allocate(state.targets)
         changed = proposed.sizes != current.sizes
         reason = (
-            f"shares moved: {_moves(current, proposed)}; caps are now {self.cluster.limits.caps}"
+            f"shares moved: {_moves(current, proposed)}; caps are now {self._limits.caps}"
             if changed
             else "kept: all sizes are within the new caps"
         )
         decision = Decision(proposed, changed, reason, proposed.sizes)
         return decision, dataclasses.replace(state, allocation=proposed)
 
+    @functools.cached_property
+    def _ladder(self) -> Ladder:
+        """The capacities there are: multiples of the one compiled size, if it is one."""
+        unit, batch = self.policy.micro_batch, self.cluster.global_batch
+        return self.cluster.ladder if unit is None else Ladder(unit, 0.0, top=batch)
+
+    @functools.cached_property
+    def _limits(self) -> Limits:
+        """Floors and caps; caps in whole micro-batches where these are compiled.
+
+        Raises:
+          UserError: a cap below one micro-batch.
+        """
+        unit, limits = self.policy.micro_batch, self.cluster.limits
+        if unit is None:
+            return limits
+        lowest = min(limits.caps)
+        if lowest < unit:
+            raise UserError(
+                f"micro-batches of {unit} are above the cap of {lowest} of worker "
+                f"{limits.caps.index(lowest)}: use smaller ones"
+            )
+        return limits.with_caps(cap // unit * unit for cap in limits.caps)
+
     def _allocate(self, targets: np.ndarray) -> Allocation:
-        cluster = self.cluster
-        if self.policy.exact:
-            total, limits = cluster.global_batch, cluster.limits
+        policy, total, limits = self.policy, self.cluster.global_batch, self._limits
+        if policy.exact or (policy.placed and _placed(targets, total, limits)):
             return self.allocation_of(round_shares(targets, total, limits))
-        return allocate(
-            targets, cluster.global_batch, cluster.ladder, cluster.limits, self.aligned
-        )
+        aligned = self.aligned or policy.micro_batch is not None
+        return allocate(targets, total, self._ladder, limits, aligned)
 
     def _against(
         self,
@@ -201,9 +226,16 @@ class Controller:
         return ""
 
     def _allows(self, allocation: Allocation) -> bool:
-        return bool(
-            np.all(np.less_equal(allocation.capacities, self.cluster.limits.caps))
-        )
+        return bool(np.all(np.less_equal(allocation.capacities, self._limits.caps)))
+
+
+def _placed(targets: np.ndarray, total: int, limits: Limits) -> bool:
+    """Whether targets are whole sizes that can be had as they stand."""
+    return bool(
+        np.all(targets == np.round(targets))
+        and targets.sum() == total
+        and np.all((limits.floors <= targets) & (targets <= limits.caps))
+    )
 
 
 def _largest_move(old: tuple[int, ...], new: tuple[int, ...]) -> float:
