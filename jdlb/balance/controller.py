@@ -212,13 +212,15 @@ class Controller:
                 f"largest move {_percent(move)} is inside the dead band of "
                 f"{_percent(self.dead_band)}"
             )
+        if not self.weigh_compilation or steps_left is None:
+            return ""
         cost = _compile_seconds(state, proposed)
-        makespans = _makespans(observation, proposed)
-        if not self.weigh_compilation or steps_left is None or makespans is None:
+        makespans = _makespans(observation, proposed) if cost else None
+        if makespans is None:
             return ""
         was, will = makespans
         saved = (was - will) * steps_left
-        if cost and saved <= cost:
+        if saved <= cost:
             return (
                 f"{_moves(current, proposed)} would save {max(saved, 0.0):.2g} s of "
                 f"the rest of the run and cost {cost:.2g} s of compilation"
@@ -280,21 +282,22 @@ def _programs(capacities: Sequence[int]) -> frozenset[tuple[int, int]]:
 
 def _with_programs(state: ControllerState, observation: Observation) -> ControllerState:
     """The state after a round that ran, and maybe compiled, these programs."""
-    made = observation.compilations or (0,) * len(observation.capacities)
-    took = observation.compile_seconds or (0.0,) * len(observation.capacities)
-    known = state.program_seconds or (0.0,) * len(observation.capacities)
-    seconds = tuple(
-        t / n if n else k for n, t, k in zip(made, took, known, strict=True)
-    )
-    return dataclasses.replace(
-        state,
-        compiled=state.compiled | _programs(observation.capacities),
-        program_seconds=seconds,
-    )
+    made, took = observation.compilations, observation.compile_seconds
+    seconds = state.program_seconds
+    if any(made) and took:
+        known = seconds or (0.0,) * len(made)
+        seconds = tuple(
+            t / n if n else k for n, t, k in zip(made, took, known, strict=True)
+        )
+    ran = _programs(observation.capacities)
+    compiled = state.compiled if ran <= state.compiled else state.compiled | ran
+    return dataclasses.replace(state, compiled=compiled, program_seconds=seconds)
 
 
 def _compile_seconds(state: ControllerState, new: Allocation) -> float:
     """How long all wait for the programs that `new` needs: the slowest compiler."""
+    if not state.program_seconds:
+        return 0.0
     missing = _programs(new.capacities) - state.compiled
     return max((state.program_seconds[w] for w, _ in missing), default=0.0)
 

@@ -4,7 +4,6 @@ Values only: where they come from (a published table, an online fit) is not know
 `W` is the number of workers, `K` of points.
 """
 
-import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -95,29 +94,34 @@ class Curves:
     def seconds(self, batches: np.ndarray) -> np.ndarray:
         """What each worker takes for its batch, [W]."""
         rows = np.arange(len(batches))
-        k = (self.batches <= batches[:, None]).sum(axis=1) - 1
+        k = _count(self.batches <= batches[:, None]) - 1
         into = batches - self.batches[rows, k]
         return self.points[rows, k] + self.slopes[rows, k] * into
 
     def within(self, seconds: float) -> np.ndarray:
         """The largest real batch of each worker that takes no longer, [W]; 0 if none."""
         rows = np.arange(len(self.batches))
-        k = np.maximum((self.points <= seconds).sum(axis=1) - 1, 0)
+        k = np.maximum(_count(self.points <= seconds) - 1, 0)
         slopes = self.slopes[rows, k]
         late = np.maximum(seconds - self.points[rows, k], 0.0)
         into = late / np.where(slopes > 0, slopes, np.inf)
         return self.batches[rows, k] + into
 
     def one(self) -> Callable[[int, int], float]:
-        """(worker, batch) -> seconds, quick for single values."""
-        batches, points = self.batches.tolist(), self.points.tolist()
-        slopes = self.slopes.tolist()
+        """(worker, batch) -> seconds, for a few single values."""
 
         def seconds(w: int, batch: int) -> float:
-            k = bisect.bisect_right(batches[w], batch) - 1
-            return points[w][k] + slopes[w][k] * (batch - batches[w][k])
+            batches = self.batches[w]
+            k = int(np.searchsorted(batches, batch, side="right")) - 1
+            into = batch - batches[k]
+            return float(self.points[w, k] + self.slopes[w, k] * into)
 
         return seconds
+
+
+def _count(mask: np.ndarray) -> np.ndarray:
+    """How many are true in each row: a product, as sums along short rows are slow."""
+    return (mask @ np.ones(mask.shape[1])).astype(np.int64)
 
 
 def _slope_before(table: TimeTable) -> float:

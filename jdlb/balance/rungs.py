@@ -28,7 +28,7 @@ class Times(Protocol):
         ...
 
     def one(self) -> Callable[[int, int], float]:
-        """(worker, batch) -> seconds, quick for single values."""
+        """(worker, batch) -> seconds, for a few single values."""
         ...
 
 
@@ -52,7 +52,7 @@ class Rungs(Protocol):
         ...
 
     def one_below(self) -> Callable[[int, int], int]:
-        """(worker, capacity) -> the next lower one, quick for single values."""
+        """(worker, capacity) -> the next lower one, for a few single values."""
         ...
 
 
@@ -72,8 +72,8 @@ class Proportional:
 
     def one(self) -> Callable[[int, int], float]:
         """See `Times`."""
-        inverse = (1 / self.weights).tolist()
-        return lambda w, batch: batch * inverse[w]
+        inverse = 1 / self.weights
+        return lambda w, batch: float(batch * inverse[w])
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,6 @@ class LadderRungs:
 
     def one_below(self) -> Callable[[int, int], int]:
         """See `Rungs`."""
-        # Lists, because single items of arrays are slow to reach.
         edges, lowest = self.edges.tolist(), self.lowest.tolist()
 
         def lower(w: int, capacity: int) -> int:
@@ -217,21 +216,27 @@ def _threshold(times: Times, total: int, rungs: Rungs, guess: float) -> np.ndarr
 def _step_down(capacities: np.ndarray, times: Times, total: int, rungs: Rungs) -> None:
     """Lower `capacities` [W] in place, largest time first, while they hold `total`."""
     surplus = int(capacities.sum()) - total
-    gaps = capacities - rungs.below(capacities)
+    lower = rungs.below(capacities)
+    gaps = capacities - lower
     candidates = np.flatnonzero((gaps > 0) & (gaps <= surplus))
     seconds = times.seconds(capacities)[candidates]
     heap = list(zip((-seconds).tolist(), (-candidates).tolist(), strict=True))
     heapq.heapify(heap)
-    chosen = capacities.tolist()
+    # Lists, because single items of arrays are slow to reach; and most workers that
+    # step down at all do so once.
+    chosen, once = capacities.tolist(), lower.tolist()
+    seconds_once = times.seconds(lower).tolist()
     lower_of, seconds_of = rungs.one_below(), times.one()
     smallest = min(rungs.granule, gaps[candidates].min(initial=rungs.granule))
     while heap and surplus >= smallest:
         _, negative = heapq.heappop(heap)
         w = -negative
-        lower = lower_of(w, chosen[w])
+        first = once[w] < chosen[w]
+        target = once[w] if first else lower_of(w, chosen[w])
         # The surplus only shrinks: who cannot step down now never can.
-        if 0 < chosen[w] - lower <= surplus:
-            surplus -= chosen[w] - lower
-            chosen[w] = lower
-            heapq.heappush(heap, (-seconds_of(w, lower), negative))
+        if 0 < chosen[w] - target <= surplus:
+            surplus -= chosen[w] - target
+            chosen[w] = target
+            after = seconds_once[w] if first else seconds_of(w, target)
+            heapq.heappush(heap, (-after, negative))
     capacities[:] = chosen

@@ -50,7 +50,7 @@ class TimeModel:
     be. Infinite: through the means themselves.
 
     A measure outside `gate` is not taken in; a second one in a row on the same side, or
-    one that comes `confirmed`, is a change: the curve is scaled to it, and what was
+    one that a `witness` bears out, is a change: the curve is scaled to it, and what was
     known of its form counts little from there on. At a batch unlike those seen before a
     measure must be very far off to be suspect: it tells of the curve's form first.
 
@@ -162,9 +162,8 @@ class TimeModel:
         line = level[:, None] + slope[:, None] * (knots - batch[:, None])
         line = np.maximum(line, 0.01 * level[:, None])
         if self.bend > 0:
-            trust = self.counts / (
-                self.counts + (self.deviation[:, None] / self.bend) ** 2
-            )
+            bent = self.counts + (self.deviation[:, None] / self.bend) ** 2
+            trust = self.counts / np.maximum(bent, _LEAST)
             seconds = line + trust * (np.where(there, self.means, line) - line)
             knots = self.knots.copy()
         else:
@@ -185,46 +184,42 @@ class TimeModel:
 
     def gate(self, batches: np.ndarray) -> np.ndarray:
         """How far off the curve, in seconds, a measure at `batches` [W] may be, [W]."""
-        expected = self.curves.seconds(batches)
-        with np.errstate(invalid="ignore"):
-            nearest = np.min(np.abs(self.knots - batches[:, None]), axis=1)
-        unseen = _UNSEEN * np.minimum(2 * nearest / np.maximum(batches, 1e-9), 1.0)
-        error = self.standard_error(batches)
-        single = np.hypot(self.deviation, unseen) * expected
-        return np.maximum(
-            _GATE_ERRORS * np.hypot(error, single), _GATE_FRACTION * expected
-        )
+        return self._gate(batches, self.curves.seconds(batches))
 
     def side(self, batches: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-        """On which side outside the gate a measure is: -1, 1, or 0 for inside, [W].
+        """On which side outside the gate measures are: -1, 1, or 0 for inside.
 
-        Not-a-number seconds are inside, and so is all of a worker never measured.
+        `seconds` are [W] or several measures of each worker, [..., W]; so is what is
+        returned. NaN is inside, and so is all of a worker never measured.
         """
-        off = seconds - self.curves.seconds(batches)
-        outside = self.seen & (np.abs(off) > self.gate(batches))
-        return np.where(outside, np.sign(np.nan_to_num(off)), 0.0).astype(np.int64)
+        expected = self.curves.seconds(batches)
+        off = np.nan_to_num(seconds - expected)
+        outside = self.seen & (np.abs(off) > self._gate(batches, expected))
+        return np.where(outside, np.sign(off), 0.0).astype(np.int64)
 
     def update(
         self,
         batches: np.ndarray,
         seconds: np.ndarray,
-        confirmed: np.ndarray | None = None,
+        witness: np.ndarray | None = None,
     ) -> "TimeModel":
         """The model after one measure of each worker.
 
         Args:
           batches: [W], what a step was paid for.
           seconds: [W], what it took; NaN, infinite or not positive: not measured.
-          confirmed: [W], whose measure stands for many steps that agree on it: outside
-            the gate it is a change at once. By default nobody's.
+          witness: [W], what another measure of the same steps says, a median for one;
+            NaN for none. A measure that it bears out, being outside the gate on the
+            same side, is a change at once.
         """
         batches = np.asarray(batches, np.float64)
         seconds = np.asarray(seconds, np.float64)
         usable = np.isfinite(seconds) & (seconds > 0) & (batches > 0)
-        side = self.side(batches, np.where(usable, seconds, np.nan))
-        change = (side != 0) & (side == self.suspect)
-        if confirmed is not None:
-            change |= (side != 0) & confirmed
+        if witness is None:
+            witness = np.full_like(seconds, np.nan)
+        measures = np.stack([np.where(usable, seconds, np.nan), witness])
+        side, side_of_witness = self.side(batches, measures)
+        change = (side != 0) & ((side == self.suspect) | (side == side_of_witness))
         taken = usable & ((side == 0) | change)
         scale = np.where(change, seconds / self.curves.seconds(batches), 1.0)
         model = self._noted_noise(batches, seconds, usable & ~change)
@@ -232,6 +227,14 @@ class TimeModel:
         model = model._with_knots(batches, seconds, taken)
         suspect = np.where(usable, np.where(change, 0, side), self.suspect)
         return dataclasses.replace(model, suspect=suspect)
+
+    def _gate(self, batches: np.ndarray, expected: np.ndarray) -> np.ndarray:
+        nearest = np.abs(self.knots - batches[:, None]).min(axis=1)
+        unseen = _UNSEEN * np.minimum(2 * nearest / np.maximum(batches, 1.0), 1.0)
+        error = self.standard_error(batches)
+        single = np.hypot(self.deviation, unseen) * expected
+        allowed = _GATE_ERRORS * np.hypot(error, single)
+        return np.maximum(allowed, _GATE_FRACTION * expected)
 
     def _known_means(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean batch and seconds, [W]; of who is not known, one like the others."""

@@ -33,5 +33,4 @@ def learn(model: TimeModel, observation: Observation) -> TimeModel:
     new = ~model.remembers(capacities)
     mean = np.where(new & (mean > _STALLED * median), median, mean)
     enough = np.array(observation.measured_steps) >= _STEPS_TO_CONFIRM
-    borne_out = model.side(capacities, median) == model.side(capacities, mean)
-    return model.update(capacities, mean, confirmed=enough & borne_out)
+    return model.update(capacities, mean, witness=np.where(enough, median, np.nan))
