@@ -145,23 +145,27 @@ class Tables:
             seconds = np.minimum(seconds, later)
         return np.minimum(seconds, self.seconds(np.maximum(sizes, caps)))
 
-    def largest_within(self, seconds: np.ndarray) -> np.ndarray:
-        """The largest real size [W] that takes each worker at most `seconds` [W].
+    def largest_within(self, seconds: np.ndarray, caps: np.ndarray) -> np.ndarray:
+        """The largest real size [W] up to `caps` [W] that takes at most `seconds` [W].
 
-        -1 where no size does; infinite where the last line does not rise.
+        -1 where no size does.
         """
-        budget = seconds[:, None]
-        starts, ends = self._seconds[:, :-1], self._seconds[:, 1:]
+        budget, starts = seconds[:, None], self._seconds[:, :-1]
+        # The last segment goes on to the cap; those behind a cap have no width.
+        ends = np.minimum(self._sizes[:, 1:], caps[:, None])
+        ends[:, -1] = caps
+        width = np.maximum(ends - self._sizes[:, :-1], 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             into = (budget - starts) / self._slopes
-        width = np.diff(self._sizes, axis=1)
         # Inside a segment that begins in time; the whole of one that ends in time.
         reached = np.where(starts <= budget, np.clip(into, 0.0, width), -np.inf)
-        reached = np.where(ends <= budget, width, reached)
-        # The last segment goes on for ever.
-        last = np.where(self._slopes[:, -1] > 0, into[:, -1], np.inf)
-        reached[:, -1] = np.where(starts[:, -1] <= seconds, last, -np.inf)
-        return np.maximum((self._sizes[:, :-1] + reached).max(axis=1), -1.0)
+        in_time = starts + self._slopes * width <= budget
+        reached = np.where(in_time, width, reached)
+        behind = self._sizes[:, :-1] > caps[:, None]
+        behind[:, 0] = False
+        reached = np.where(behind, -np.inf, reached)
+        largest = (self._sizes[:, :-1] + reached).max(axis=1)
+        return np.maximum(np.minimum(largest, caps), -1.0)
 
 
 def _filled(table: TimeTable, points: int) -> tuple[list[float], list[float]]:

@@ -61,7 +61,7 @@ class Truth:
 
         def fitting(makespan: float) -> np.ndarray:
             budget = (makespan - self.added_seconds) / self.factor
-            sizes = np.floor(self.tables.largest_within(budget) + _WHOLE)
+            sizes = np.floor(self.tables.largest_within(budget, caps) + _WHOLE)
             return np.clip(sizes, floors, caps).astype(np.int64)
 
         # Nobody is faster than with its floor.
