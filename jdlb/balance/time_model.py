@@ -28,8 +28,6 @@ _SLOPE_DEVIATION = 0.5
 _SLOPE_RANGE = (0.02, 4.0)
 # A measure further off than this many standard errors and this fraction is suspect.
 _GATE_ERRORS, _GATE_FRACTION = 4.0, 0.1
-# Deviation at a batch far from all that were seen, relative.
-_UNSEEN = 0.3
 # Information that is left of the slope after a change.
 _KEPT_AT_CHANGE = 0.1
 # No information falls below this, or a number would run out of digits.
@@ -51,8 +49,9 @@ class TimeModel:
 
     A measure outside `gate` is not taken in; a second one in a row on the same side, or
     one that a `witness` bears out, is a change: the curve is scaled to it, and what was
-    known of its form counts little from there on. At a batch unlike those seen before a
-    measure must be very far off to be suspect: it tells of the curve's form first.
+    known of its form counts little from there on. A new batch tells of the curve's form
+    first: nothing is a surprise there that is between the time at the nearest batch
+    known and one proportional to it.
 
     Attributes:
       forgetting: what is kept of the weight of the past each round, 0 to below 1.
@@ -175,16 +174,23 @@ class TimeModel:
 
     def standard_error(self, batches: np.ndarray) -> np.ndarray:
         """Standard error of the seconds believed at `batches` [W], in seconds, [W]."""
-        batch, level = self._known_means()
+        batch, _ = self._known_means()
         _, slope_error = self._slope()
-        # A measure's weight is one over its square.
-        mean = self.deviation / np.sqrt(np.maximum(self.weight, _LEAST))
-        mean = np.where(self.seen, mean, level)
-        return np.hypot(mean, slope_error * (batches - batch))
+        return np.hypot(self._level_error(), slope_error * (batches - batch))
 
-    def gate(self, batches: np.ndarray) -> np.ndarray:
-        """How far off the curve, in seconds, a measure at `batches` [W] may be, [W]."""
-        return self._gate(batches, self.curves.seconds(batches))
+    def gate(self, batches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The least and the most seconds at `batches` [W] that are no surprise, [W]."""
+        expected = self.curves.seconds(batches)
+        rows = np.arange(len(batches))
+        known = self.knots[rows, np.abs(self.knots - batches[:, None]).argmin(axis=1)]
+        known = np.where(np.isfinite(known), known, batches)
+        at_known = self.curves.seconds(known)
+        proportional = at_known * (batches / np.maximum(known, 1.0))
+        low = np.minimum(np.minimum(expected, proportional), at_known)
+        high = np.maximum(np.maximum(expected, proportional), at_known)
+        error = np.hypot(self._level_error(), self.deviation * expected)
+        margin = np.maximum(_GATE_ERRORS * error, _GATE_FRACTION * expected)
+        return low - margin, high + margin
 
     def side(self, batches: np.ndarray, seconds: np.ndarray) -> np.ndarray:
         """On which side outside the gate measures are: -1, 1, or 0 for inside.
@@ -192,10 +198,9 @@ class TimeModel:
         `seconds` are [W] or several measures of each worker, [..., W]; so is what is
         returned. NaN is inside, and so is all of a worker never measured.
         """
-        expected = self.curves.seconds(batches)
-        off = np.nan_to_num(seconds - expected)
-        outside = self.seen & (np.abs(off) > self._gate(batches, expected))
-        return np.where(outside, np.sign(off), 0.0).astype(np.int64)
+        low, high = self.gate(batches)
+        above, below = seconds > high, seconds < low
+        return np.where(self.seen, above.astype(np.int64) - below, 0)
 
     def update(
         self,
@@ -228,13 +233,12 @@ class TimeModel:
         suspect = np.where(usable, np.where(change, 0, side), self.suspect)
         return dataclasses.replace(model, suspect=suspect)
 
-    def _gate(self, batches: np.ndarray, expected: np.ndarray) -> np.ndarray:
-        nearest = np.abs(self.knots - batches[:, None]).min(axis=1)
-        unseen = _UNSEEN * np.minimum(2 * nearest / np.maximum(batches, 1.0), 1.0)
-        error = self.standard_error(batches)
-        single = np.hypot(self.deviation, unseen) * expected
-        allowed = _GATE_ERRORS * np.hypot(error, single)
-        return np.maximum(allowed, _GATE_FRACTION * expected)
+    def _level_error(self) -> np.ndarray:
+        """Standard error of the level, in seconds, [W]; all of it if never measured."""
+        # A measure's weight is one over its square.
+        error = self.deviation / np.sqrt(np.maximum(self.weight, _LEAST))
+        _, level = self._known_means()
+        return np.where(self.seen, error, level)
 
     def _known_means(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean batch and seconds, [W]; of who is not known, one like the others."""
