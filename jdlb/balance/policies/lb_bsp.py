@@ -10,7 +10,7 @@ from jdlb.balance.policies.protocol import (
     Observation,
     Policy,
     equal_targets,
-    mean_seconds,
+    seconds_at_targets,
 )
 from jdlb.errors import UserError
 
@@ -26,8 +26,8 @@ class LbBspState:
       step: examples that move at a time.
       length: rounds of a window.
       rounds: rounds of this window so far.
-      seconds: sum over these of the mean step of each worker, [W]; NaN once a round
-        did not measure it.
+      seconds: sum over these of the mean step of each worker at its target, [W]; NaN
+        once a round did not measure it.
       leader, straggler: who last got and who last gave; -1 for nobody.
       steady: windows in a row without oscillation.
     """
@@ -56,7 +56,8 @@ def lb_bsp(
     that last gave is now the fastest; then the step is halved, down to one granule of
     the ladder, and the window doubled, up to `longest_window`. After two windows in a
     row without oscillation both go one such step back, so that a lasting change is
-    followed. A window with a worker that was not measured leaves that worker out.
+    followed. A window with a worker that was not measured leaves that worker out. Times
+    are those at the targets: what the ladder makes of these is not moved about.
 
     One pair a window: with many unlike workers it needs as many windows as there are
     steps to be moved. It has no point of rest: with equal times and noise one granule
@@ -100,7 +101,7 @@ def lb_bsp(
         state = dataclasses.replace(
             state,
             rounds=state.rounds + 1,
-            seconds=state.seconds + mean_seconds(observation),
+            seconds=state.seconds + seconds_at_targets(observation, state.targets),
         )
         if state.rounds < state.length:
             return state.targets, state

@@ -16,6 +16,7 @@ from jdlb.balance.policies.protocol import (
     Policy,
     equal_targets,
     mean_seconds,
+    seconds_at_targets,
 )
 from jdlb.balance.rungs import WholeRungs, fill
 from jdlb.balance.time_model import TimeModel
@@ -72,7 +73,8 @@ def lbb(
       would make the fastest slower than the slowest is now, or when the slowest is at
       its floor, the fastest at its cap;
     - how long the window is is unknown here; ours is 3 rounds;
-    - `b_i` is the capacity that was paid for.
+    - `b_i` is the capacity that was paid for; the spread is that of the times at the
+      targets, as what the ladder makes of them is for no rule to even out.
 
     >>> cluster = Cluster.create(workers=2, global_batch=30, granule=1)
     >>> policy = lbb()
@@ -117,7 +119,7 @@ def lbb(
     ) -> tuple[np.ndarray, LbbState]:
         line = learn(state.line, observation) if given is None else state.line
         state = dataclasses.replace(state, line=line, tuning=max(state.tuning - 1, 0))
-        seconds = mean_seconds(observation)
+        seconds = seconds_at_targets(observation, state.targets)
         measured = ~np.isnan(seconds)
         if not measured.any():
             return state.targets, state
@@ -130,7 +132,7 @@ def lbb(
         if spread < large or state.tuning:
             targets = _tuned(observation, seconds, state)
             return targets, dataclasses.replace(state, targets=targets)
-        cubics = _rescaled(observation, seconds, state)
+        cubics = _rescaled(observation, mean_seconds(observation), state)
         targets = _solve(cubics, state.targets, state.cluster)
         return targets, dataclasses.replace(
             state, targets=targets, cubics=cubics, tuning=window
@@ -179,7 +181,7 @@ def _tuned(
     low = int(np.argmin(np.where(np.isnan(seconds), np.inf, seconds)))
     high = int(np.argmax(np.where(np.isnan(seconds), -np.inf, seconds)))
     targets = state.targets.copy()
-    after = seconds[low] * (1 + granule / observation.capacities[low])
+    after = seconds[low] * (1 + granule / max(targets[low], 1.0))
     gives = targets[high] - granule >= limits.floors[high]
     if gives and targets[low] + granule <= limits.caps[low] and after < seconds[high]:
         targets[high] -= granule

@@ -31,8 +31,8 @@ def omnilearn(gain: float = 1.0, dead_band: float = 0.05) -> Policy[OmnilearnSta
     the sum then misses of `B` is added. Faithful: these four. Ours, or unknown:
 
     - `gain` is an exponent of `mean(t) / t_i`; 1 is the source's rule;
-    - the source's width of the dead band is unknown here; ours is on the times: nothing
-      moves while each is within that fraction of the mean;
+    - the source's width of the dead band is unknown here; ours is a fraction of each
+      share: nothing moves while none would change by more;
     - `b_i` is the capacity that was paid for, not the size, or shares never come to
       rest on a ladder (as for `dlb`);
     - what the sum misses is added in proportion to the shares. In equal parts, one
@@ -76,13 +76,13 @@ def omnilearn(gain: float = 1.0, dead_band: float = 0.05) -> Policy[OmnilearnSta
         # Over the largest, or a sum of huge times would overflow.
         relative = seconds / seconds[measured].max()
         off = np.where(measured, relative / relative[measured].mean(), 1.0)
-        if np.all(np.abs(off - 1) <= dead_band):
-            return state.targets, state
         # Very small times, from broken clocks, must not make infinite shares.
         wanted = np.array(observation.capacities) / np.maximum(off, 1e-12) ** gain
         total = state.targets.sum()
         wanted = np.clip(wanted * (total / wanted.sum()), state.floors, state.caps)
         targets = wanted * (total / wanted.sum())
+        if np.all(np.abs(targets - state.targets) <= dead_band * state.targets):
+            return state.targets, state
         return targets, OmnilearnState(targets, state.floors, state.caps)
 
     return Policy("omnilearn", init, update)

@@ -174,6 +174,16 @@ def _performance(observation: Observation, busy: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(performance), performance, np.nan)
 
 
+def seconds_at_targets(observation: Observation, targets: np.ndarray) -> np.ndarray:
+    """Mean busy seconds of a step had each worker run its target: [W], NaN as above.
+
+    Proportional to the batch. A rule that compares times to move shares by little needs
+    it: what the ladder made of its targets is no difference between the workers.
+    """
+    capacities = np.array(observation.capacities, np.float64)
+    return mean_seconds(observation) * (targets / capacities)
+
+
 def proportional(performance: np.ndarray, global_batch: int) -> np.ndarray:
     """Targets [W] that sum to the global batch, proportional to performance.
 
