@@ -189,8 +189,8 @@ def league_markdown(standings: Sequence[Standing], command: str, figure: str) ->
 @styled
 def draw_runs(standing: Standing, traces: Mapping[str, Trace]) -> Figure:
     """Shares and step time over rounds: two panels a policy, side by side."""
-    columns = min(len(traces), POLICIES_IN_A_ROW)
-    bands = -(-len(traces) // columns)
+    bands = -(-len(traces) // POLICIES_IN_A_ROW)
+    columns = -(-len(traces) // bands)
     width = 2.2 * columns + 0.8
     figure = Figure((width, 3.4 * bands + 0.8))
     figure.set_layout_engine("constrained")

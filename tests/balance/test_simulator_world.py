@@ -106,6 +106,14 @@ def test_noise_is_the_same_for_all_and_another_each_round_and_seed() -> None:
     assert not np.allclose(other.busy(3, ones, None) / LINE.seconds(10), first)
 
 
+def test_noise_of_steps_and_of_rounds_are_not_the_same() -> None:
+    tens = np.full(4, 10)
+    step = World(scenario(noise=Noise(step=0.1))).busy(0, tens, None)
+    whole = World(scenario(noise=Noise(round=0.1))).busy(0, tens, None)
+    assert np.all(whole == whole[0])
+    assert np.all(step[0] != whole[0])
+
+
 def test_noise_has_the_stated_size_and_a_heavy_tail() -> None:
     calm = World(scenario(100, global_batch=100, steps=500, noise=Noise(step=0.05)))
     logs = np.log(calm.busy(0, np.full(100, 10), None) / LINE.seconds(10))

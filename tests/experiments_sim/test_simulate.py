@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments import scenarios, simulate
@@ -143,6 +144,16 @@ def test_every_scenario_runs_with_every_policy(name) -> None:
         assert trace.step_seconds.shape == trace.ideal_seconds.shape == (3,)
 
 
+def test_a_worker_that_is_not_there_has_no_share() -> None:
+    named = scenarios.load("membership")
+    played = simulate.play(named, ["equal"])
+    shares = simulate.trace(played.runs["equal"]).shares
+    assert np.isnan(shares[30, 0])
+    assert not np.isnan(shares[50, 0])
+    assert np.isnan(shares[50, 4])
+    assert np.nansum(shares, axis=1) == pytest.approx(np.ones(80))
+
+
 def test_lab_notes_say_how_to_run_them() -> None:
     for name in scenarios.names():
         text = (scenarios.SCENARIO_FOLDER / f"{name}.py").read_text()
@@ -177,7 +188,7 @@ def round_record(
     speeds = (1.0, 0.5, 0.25)
     each = [slower * busy(n, s) for n, s in zip(sizes, speeds, strict=True)]
     step = max(each) + NETWORK
-    compiled = epoch == 0
+    compiled = epoch != 1
     zeros = (0,) * 3
     return RoundRecord(
         policy=policy,

@@ -133,9 +133,9 @@ def test_panels_of_all_policies(workers, tmp_path) -> None:
     drawn = league.draw_runs(standing(), traces)
     shown = [axis for axis in drawn.axes if axis.get_visible()]
     assert len(shown) == 14
-    titles = [axis.get_title() for axis in drawn.axes[:5]]
-    assert titles == [f"policy{i}" for i in range(5)]
-    lower = drawn.axes[5]
+    titles = [axis.get_title() for axis in drawn.axes[:4]]
+    assert titles == [f"policy{i}" for i in range(4)]
+    lower = drawn.axes[4]
     ideal, step = lower.get_lines()
     assert ideal.get_ydata() == pytest.approx(190.0)
     assert np.asarray(step.get_ydata())[0] == pytest.approx(300.0)

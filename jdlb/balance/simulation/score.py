@@ -107,7 +107,7 @@ def _worst_regression(run: SimulatedRun) -> float | None:
     for hiccup in struck:
         before = run.rounds[hiccup]
         for r in run.rounds[hiccup + 1 : hiccup + 1 + AFTER_HICCUP]:
-            if r.round in struck or not _same_workers(run.world, hiccup, r.round):
+            if not _same_workers(run.world, hiccup, r.round):
                 break
             was = _makespan(run.world, r.round, before)
             worst = max(worst, _makespan(run.world, r.round, r) / was - 1)
