@@ -26,11 +26,16 @@ _LEAST_NOISE = 1e-6
 _SLOPE_DEVIATION = 0.5
 # Slopes believed in, in proportional ones.
 _SLOPE_RANGE = (0.02, 4.0)
+# At a larger batch than the nearest known, times this far above proportional may be its
+# cost: what leaves a cache or an allocator's pool.
+_CLIFF = 2.0
 # A measure further off than this many standard errors and this fraction is suspect.
 _GATE_ERRORS, _GATE_FRACTION = 4.0, 0.1
 # Information that is left of the slope after a change.
 _KEPT_AT_CHANGE = 0.1
-# No information falls below this, or a number would run out of digits.
+# Seconds of a step outside of this come from a broken clock.
+_SHORTEST, _LONGEST = 1e-12, 1e12
+# In place of 0 where something is divided by it.
 _LEAST = 1e-200
 
 
@@ -39,7 +44,8 @@ class TimeModel:
     """Seconds of a step against its batch, one curve for each worker.
 
     Affine, `t = alpha + beta b`, by weighted least squares on relative errors, old
-    measures counting `forgetting` times less each round. The slope is drawn to that of
+    measures counting `forgetting` times less each round; of the slope they do so only
+    as far as new ones tell of it. The slope is drawn to that of
     proportional time as far as measures are noisy or their batches alike: a worker
     seen at one batch alone is proportional, which is the assumption of `dlb`. With
     `bend` above 0 piecewise linear: the line is bent towards the mean measure at each
@@ -51,7 +57,7 @@ class TimeModel:
     one that a `witness` bears out, is a change: the curve is scaled to it, and what was
     known of its form counts little from there on. A new batch tells of the curve's form
     first: nothing is a surprise there that is between the time at the nearest batch
-    known and one proportional to it.
+    known and one proportional to it, or, at a larger batch, twice that.
 
     Attributes:
       forgetting: what is kept of the weight of the past each round, 0 to below 1.
@@ -176,7 +182,16 @@ class TimeModel:
         """Standard error of the seconds believed at `batches` [W], in seconds, [W]."""
         batch, _ = self._known_means()
         _, slope_error = self._slope()
-        return np.hypot(self._level_error(), slope_error * (batches - batch))
+        line = np.hypot(self._level_error(), slope_error * (batches - batch))
+        if self.bend == 0:
+            return line
+        nearest = np.abs(self.knots - batches[:, None]).argmin(axis=1)
+        count = self.counts[np.arange(len(batches)), nearest]
+        # As far as the line is bent to the nearest mean, its error is that of the mean.
+        precision = count / self.deviation**2 + 1 / self.bend**2
+        of_line = 1 - count / self.deviation**2 / np.maximum(precision, _LEAST)
+        mean = self.curves.seconds(batches) / np.sqrt(np.maximum(precision, _LEAST))
+        return np.where(self.seen, np.hypot(of_line * line, mean), line)
 
     def gate(self, batches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The least and the most seconds at `batches` [W] that are no surprise, [W]."""
@@ -187,7 +202,8 @@ class TimeModel:
         at_known = self.curves.seconds(known)
         proportional = at_known * (batches / np.maximum(known, 1.0))
         low = np.minimum(np.minimum(expected, proportional), at_known)
-        high = np.maximum(np.maximum(expected, proportional), at_known)
+        cliff = np.where(batches > known, _CLIFF, 1.0) * proportional
+        high = np.maximum(np.maximum(expected, cliff), at_known)
         error = np.hypot(self._level_error(), self.deviation * expected)
         margin = np.maximum(_GATE_ERRORS * error, _GATE_FRACTION * expected)
         return low - margin, high + margin
@@ -212,14 +228,14 @@ class TimeModel:
 
         Args:
           batches: [W], what a step was paid for.
-          seconds: [W], what it took; NaN, infinite or not positive: not measured.
+          seconds: [W], what it took; not between 1e-12 and 1e12: not measured.
           witness: [W], what another measure of the same steps says, a median for one;
             NaN for none. A measure that it bears out, being outside the gate on the
             same side, is a change at once.
         """
         batches = np.asarray(batches, np.float64)
         seconds = np.asarray(seconds, np.float64)
-        usable = np.isfinite(seconds) & (seconds > 0) & (batches > 0)
+        usable = (seconds > _SHORTEST) & (seconds < _LONGEST) & (batches > 0)
         if witness is None:
             witness = np.full_like(seconds, np.nan)
         measures = np.stack([np.where(usable, seconds, np.nan), witness])
@@ -302,20 +318,23 @@ class TimeModel:
         """With one more measure in the weighted sums (Welford's way)."""
         new = np.where(taken, 1 / np.where(taken, seconds, 1.0) ** 2, 0.0)
         keep = np.where(taken, self.forgetting, 1.0)
-        # Both or none: their ratio, the slope, is kept however long nothing moves.
-        keep_form = np.where(self.variance * keep > _LEAST, keep, 1.0)
         old = self.weight * keep
         weight = old + new
         share = new / np.where(weight > 0, weight, 1.0)
         batch = np.where(self.seen, self.batch, batches)
+        seconds = np.where(taken, seconds, 0.0)
         level = np.where(self.seen, self.level, seconds)
-        off_batch, off_level = batches - batch, np.where(taken, seconds, level) - level
+        off_batch, off_level = batches - batch, seconds - level
+        told = old * share * off_batch**2
+        # A form is forgotten as far as there is news of it, however long nothing moves.
+        news = told / np.maximum(self.variance + told, _LEAST)
+        keep_form = 1 - (1 - self.forgetting) * news
         return dataclasses.replace(
             self,
             weight=weight,
             batch=np.where(self.seen | taken, batch + share * off_batch, np.nan),
             level=np.where(self.seen | taken, level + share * off_level, np.nan),
-            variance=keep_form * self.variance + old * share * off_batch**2,
+            variance=keep_form * self.variance + told,
             covariance=keep_form * self.covariance
             + old * share * off_batch * off_level,
         )

@@ -91,7 +91,7 @@ def check_one_each(tables: Sequence[TimeTable], cluster: Cluster) -> None:
 def _solve(
     curves: Curves, cluster: Cluster, observation: Observation | None
 ) -> np.ndarray:
-    limits = (observation and observation.limits) or cluster.limits
+    limits = (observation.limits if observation else None) or cluster.limits
     total, equal = cluster.global_batch, equal_targets(cluster)
     guess = float(curves.seconds(equal).max())
     return fill(curves, total, WholeRungs.of(limits), guess).astype(np.float64)

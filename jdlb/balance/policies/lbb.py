@@ -133,7 +133,9 @@ def lbb(
             targets = _tuned(observation, seconds, state)
             return targets, dataclasses.replace(state, targets=targets)
         cubics = _rescaled(observation, mean_seconds(observation), state)
-        targets = _solve(cubics, state.targets, state.cluster)
+        limits = observation.limits or state.cluster.limits
+        cluster = dataclasses.replace(state.cluster, limits=limits)
+        targets = _solve(cubics, state.targets, cluster)
         return targets, dataclasses.replace(
             state, targets=targets, cubics=cubics, tuning=window
         )

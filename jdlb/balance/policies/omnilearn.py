@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jdlb.balance.ladder import Limits
 from jdlb.balance.policies.protocol import (
     Cluster,
     Observation,
@@ -16,11 +17,10 @@ from jdlb.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class OmnilearnState:
-    """The targets [W] that hold, and the bounds of each, in examples."""
+    """The targets [W] that hold, and the limits of the start."""
 
     targets: np.ndarray
-    floors: np.ndarray
-    caps: np.ndarray
+    limits: Limits
 
 
 def omnilearn(gain: float = 1.0, dead_band: float = 0.05) -> Policy[OmnilearnState]:
@@ -63,8 +63,7 @@ def omnilearn(gain: float = 1.0, dead_band: float = 0.05) -> Policy[OmnilearnSta
 
     def init(cluster: Cluster) -> tuple[np.ndarray, OmnilearnState]:
         targets = equal_targets(cluster)
-        floors, caps = np.array(cluster.limits.floors), np.array(cluster.limits.caps)
-        return targets, OmnilearnState(targets, floors, caps)
+        return targets, OmnilearnState(targets, cluster.limits)
 
     def update(
         observation: Observation, state: OmnilearnState
@@ -79,10 +78,11 @@ def omnilearn(gain: float = 1.0, dead_band: float = 0.05) -> Policy[OmnilearnSta
         # Very small times, from broken clocks, must not make infinite shares.
         wanted = np.array(observation.capacities) / np.maximum(off, 1e-12) ** gain
         total = state.targets.sum()
-        wanted = np.clip(wanted * (total / wanted.sum()), state.floors, state.caps)
+        limits = observation.limits or state.limits
+        wanted = np.clip(wanted * (total / wanted.sum()), limits.floors, limits.caps)
         targets = wanted * (total / wanted.sum())
         if np.all(np.abs(targets - state.targets) <= dead_band * state.targets):
             return state.targets, state
-        return targets, OmnilearnState(targets, state.floors, state.caps)
+        return targets, OmnilearnState(targets, state.limits)
 
     return Policy("omnilearn", init, update)
