@@ -145,6 +145,7 @@ def play(named: NamedScenario, chosen: Sequence[str]) -> Played:
         steps=named.scenario.steps,
         oracle_over_ideal=oracle_over_ideal(world),
         scores={name: score(run) for name, run in runs.items()},
+        informed=("fixed",),
     )
     return Played(standing, runs)
 

@@ -57,6 +57,8 @@ class Standing:
       what: one line for people.
       oracle_over_ideal: seconds of the run with the best shares of every round, over
         those of the ideal one: what the noise costs whatever the shares.
+      informed: policies that were told what others have to find out; they do not count
+        as the best.
     """
 
     scenario: str
@@ -67,6 +69,7 @@ class Standing:
     steps: int
     oracle_over_ideal: float
     scores: Scores
+    informed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +116,7 @@ KEY = """\
 - **worst regression**: within 5 rounds of a hiccup, how much longer a step was at most
   than with the shares from before it, noise left out; a dash without a hiccup.
 - `fixed` is given the shares that are best while nothing disturbs the workers: what
-  somebody would choose who knows them exactly."""
+  somebody would choose who knows them exactly. It does not count as the best below."""
 
 
 def league_table(standing: Standing) -> Group:
@@ -326,14 +329,30 @@ def _caption(standing: Standing) -> str:
 
 
 def _overview(standings: Sequence[Standing]) -> str:
-    """One row a policy, one column a scenario; the best of each column is bold."""
+    """One row a policy, one column a scenario; the best of each column is bold.
+
+    The best of those that were not told more than others.
+    """
+    best = {
+        standing.scenario: min(
+            (
+                f"{score.time_over_ideal:.3f}"
+                for policy, score in standing.scores.items()
+                if policy not in standing.informed
+            ),
+            key=float,
+            default="",
+        )
+        for standing in standings
+    }
     rows = []
     for policy in standings[0].scores:
         cells = []
         for standing in standings:
             shown = f"{standing.scores[policy].time_over_ideal:.3f}"
-            best = min(s.time_over_ideal for s in standing.scores.values())
-            cells.append(f"**{shown}**" if shown == f"{best:.3f}" else shown)
+            is_best = shown == best[standing.scenario]
+            uninformed = policy not in standing.informed
+            cells.append(f"**{shown}**" if is_best and uninformed else shown)
         rows.append([policy, *cells])
     oracle = [f"{standing.oracle_over_ideal:.3f}" for standing in standings]
     rows.append(["*noise alone*", *oracle])

@@ -118,6 +118,14 @@ def test_the_page_has_an_overview_and_a_table_for_each_scenario() -> None:
     assert "| dlb | 1.250 | 87.6 | 3 | 4 | 12 | 24.7 |" in page
 
 
+def test_who_was_told_more_is_not_the_best() -> None:
+    scores = {"fixed": Sample(1.0), "dlb": Sample(1.2)}
+    given = standing(scores=scores, informed=("fixed",))
+    page = league.league_markdown([given], "the command", "league.png")
+    assert "| fixed | 1.000 |" in page
+    assert "| dlb | **1.200** |" in page
+
+
 def test_figures_say_that_they_are_simulated() -> None:
     drawn = league.draw_runs(standing(), {"dlb": trace()})
     assert "steady (simulated)" in drawn.get_suptitle()
