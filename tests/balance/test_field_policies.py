@@ -104,7 +104,10 @@ def test_lbb_has_three_bands() -> None:
     assert solved == pytest.approx(400 * np.array([2, 2, 2, 1]) / 7, abs=0.1)
     # In the window after a solution it is only tuned.
     assert np.abs(tuned - solved).sum() <= 2.001
-    again = targets_after("lbb", much, (2.0, 1.0, 1.0, 1.0), window=0)[1]
+    other = (2.0, 1.0, 1.0, 1.0)
+    held = targets_after("lbb", much, other)
+    assert held[1][0] == pytest.approx(held[0][0] - 1)
+    again = targets_after("lbb", much, other, window=0)[1]
     assert again[0] < 80
 
 
@@ -127,11 +130,14 @@ def test_lbb_solves_for_many_workers_too() -> None:
 
 
 @pytest.mark.parametrize("micro_batch", [1, 7, 16])
-def test_self_adaptive_shares_are_whole_micro_batches_but_for_one(micro_batch) -> None:
+@pytest.mark.parametrize("aligned", [True, False])
+def test_self_adaptive_shares_are_whole_micro_batches_but_for_one(
+    micro_batch: int, aligned: bool
+) -> None:
     policy = policies.get("self_adaptive", micro_batch=micro_batch)
     cluster = Cluster.create(4, 397)
     times = affine(policy, 0.001, [0.001, 0.002, 0.004, 0.009])
-    controller = Controller(policy, cluster)
+    controller = Controller(policy, cluster, aligned)
     for allocation in run(controller, times, 10, noise=0.1):
         assert all(c % micro_batch == 0 for c in allocation.capacities)
         pairs = zip(allocation.sizes, allocation.capacities, strict=True)

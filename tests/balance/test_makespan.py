@@ -1,5 +1,6 @@
 """`makespan`: the minimum over ladder edges, and when it stays where it is."""
 
+import dataclasses
 import itertools
 import math
 
@@ -117,9 +118,40 @@ def test_a_memory_cap_is_part_of_the_minimum() -> None:
     policy = policies.get("makespan")
     times = affine(policy, 0.01, [0.001, 0.002, 0.002, 0.004])
     last = run(Controller(policy, cluster), times, 5)[-1]
-    assert last.capacities[0] == 90
+    # What is left over comes off the worker with a step as small as that.
+    assert last.capacities[0] in (88, 90)
     seconds = times(0, np.array(last.capacities))[1:]
     assert seconds.max() / seconds.min() < 1.1
+
+
+def test_a_cap_that_falls_is_part_of_the_next_minimum() -> None:
+    policy = policies.get("makespan")
+    _, state = policy.init(CLUSTER)
+    limits = CLUSTER.limits.with_caps((40, 400, 400, 400))
+    allocation = Controller(policy, CLUSTER).start()[0].allocation
+    seen = dataclasses.replace(observe(allocation, (1.0,) * 4), limits=limits)
+    targets, _ = policy.update(seen, state)
+    assert targets[0] <= 40
+    assert targets.sum() == 400
+
+
+def test_a_whole_slow_round_is_believed_at_once() -> None:
+    policy = policies.get("makespan")
+    base = affine(policy, 0.02, [0.002, 0.002, 0.004, 0.006])
+
+    def times(round_: int, capacities: np.ndarray) -> np.ndarray:
+        return base(round_, capacities) * np.array([2 if round_ >= 10 else 1, 1, 1, 1])
+
+    allocations = run(Controller(policy, CLUSTER), times, 12)
+    assert allocations[11].sizes[0] < 0.75 * allocations[10].sizes[0]
+
+
+def test_a_stalled_step_in_the_first_round_does_no_harm() -> None:
+    policy = policies.get("makespan")
+    times = affine(policy, 0.02, [0.002, 0.002, 0.004, 0.006])
+    controller = Controller(policy, CLUSTER)
+    stalled = run(controller, times, 5, stalled={0: 0})
+    assert [a.sizes for a in stalled] == [a.sizes for a in run(controller, times, 5)]
 
 
 def test_a_gain_within_the_errors_is_none() -> None:

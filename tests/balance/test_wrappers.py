@@ -62,6 +62,9 @@ def test_a_dead_band_moves_all_or_none() -> None:
     assert np.array_equal(after(policy, (1.05, 1.0, 1.0, 1.0)), np.full(4, 100.0))
     moved = after(policy, (1.3, 1.0, 1.0, 1.0))
     assert np.array_equal(moved, after(DLB, (1.3, 1.0, 1.0, 1.0)))
+    # And that is what is held from then on.
+    near = after(policy, (1.3, 1.0, 1.0, 1.0), (1.35, 1.0, 1.0, 1.0))
+    assert np.array_equal(near, moved)
     # From what is held, not from what was asked for last.
     crept = after(policy, *((1 + 0.02 * k, 1.0, 1.0, 1.0) for k in range(12)))
     assert crept[0] < 95
