@@ -8,8 +8,11 @@ from typing import TypeVar
 import tyro
 
 from experiments import config as configs
+from experiments import scenarios
+from experiments.against import check_alone, predict_all
 from experiments.compare import CompareOptions, compare
 from experiments.config import Config
+from experiments.simulate import SimulateOptions, simulate_all
 from experiments.single import TrainOptions, train_alone
 from jdlb.balance import policies
 from jdlb.data import builders
@@ -29,15 +32,20 @@ commands:
                    with unlike CPU budgets; table, figures and records
   train CONFIG     one run: alone, or as one process of a job
   prepare DATASET  write a data set where training finds it
+  simulate [SCENARIO ...]
+                   policies in simulated clusters of any size; without a name all
+                   scenarios; --against DIR sets it beside what `compare` measured
   bench step       a step of ours against a plain jitted one, on two emulated devices
 
 examples:
   {program} compare mnist5k
   {program} compare mnist5k --policies equal dlb --speeds 1 0.5 --epochs 4 --json
   {program} train mnist5k --policy fixed --shares 1.0 --out runs/one
+  {program} simulate steady thousand --policies equal dlb
   {program} compare mnist5k --help
 
 configs:   {configs}   (or the path of a file like those under configs/)
+scenarios: {scenarios}
 policies:  {policies}
 data sets: {datasets}
 """
@@ -89,6 +97,7 @@ def overview() -> str:
     return OVERVIEW.format(
         program=PROGRAM,
         configs=", ".join(configs.names()),
+        scenarios=", ".join(scenarios.names()),
         policies=", ".join(sorted(policies.POLICIES)),
         datasets=", ".join(builders.names()),
     )
@@ -106,6 +115,18 @@ def _train(arguments: Sequence[str]) -> None:
     default = TrainArguments(configs.load(name), TrainOptions())
     given = _flags("train", name, rest, default)
     train_alone(name, given.config, given.options)
+
+
+def _simulate(arguments: Sequence[str]) -> None:
+    flags = [i for i, word in enumerate(arguments) if word.startswith("-")]
+    first = flags[0] if flags else len(arguments)
+    chosen = list(arguments[:first])
+    options = _flags("simulate", "[SCENARIO ...]", arguments[first:], SimulateOptions())
+    if options.against is not None:
+        check_alone(chosen, options)
+        predict_all(options.against, options.json)
+        return
+    simulate_all(chosen, options)
 
 
 def _process(arguments: Sequence[str]) -> None:
@@ -133,6 +154,7 @@ def _bench(arguments: Sequence[str]) -> None:
 _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "compare": _compare,
     "train": _train,
+    "simulate": _simulate,
     "prepare": _prepare,
     "bench": _bench,
     "process": _process,

@@ -4,8 +4,6 @@ The one place where shares become integers. Must not know where targets come fro
 (policies) or what a batch is made of (data, engine). `W` is the number of workers.
 """
 
-import bisect
-import heapq
 import itertools
 import math
 from collections.abc import Sequence
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jdlb.balance.ladder import Ladder, Limits
+from jdlb.balance.rungs import LadderRungs, Proportional, fill, give_back
 from jdlb.errors import UserError
 
 Targets = Sequence[float] | Sequence[int] | np.ndarray
@@ -132,13 +131,8 @@ def align(
     targets proportional to performance it is proportional to the predicted time. The
     capacities chosen make the largest of these ratios the smallest possible, then the
     second largest, and so on (of equal ratios that of the higher index counts as the
-    larger). First every worker gets its largest edge below a common threshold that is
-    large enough for `total`; then, from the largest ratio down, each worker that can
-    go one edge lower while the capacities still hold `total` does.
-
-    What remains above `total` is less than any step down: one worker, that with the
-    largest ratio, leaves it out and keeps its capacity. Only where all are at their
-    lowest edges, more than one may have to.
+    larger): see `rungs.fill`. What remains above `total` one worker leaves out, that
+    with the largest ratio; it keeps its capacity (`rungs.give_back`).
 
     Targets and errors as in `round_shares`.
 
@@ -147,20 +141,11 @@ def align(
     (56, 28, 16)
     """
     limits = limits.within(ladder.edges[-1])
-    weights = _weights(targets, total, limits)
-    rungs = _Rungs.of(ladder, limits)
-    capacities = _threshold(weights, total, rungs)
-    _step_down(capacities, weights, total, rungs)
-
-    surplus = int(capacities.sum()) - total
-    floors = np.array(limits.floors)
-    lower = rungs.below(capacities)
-    slack = capacities - np.where(lower < capacities, lower + 1, floors)
-    indices = np.arange(len(weights))
-    order = np.lexsort((-indices, -capacities / weights, slack < surplus))
-    before = np.cumsum(slack[order]) - slack[order]
-    sizes = capacities
-    sizes[order] -= np.clip(surplus - before, 0, slack[order])
+    times = Proportional(_weights(targets, total, limits))
+    rungs = LadderRungs.of(ladder, limits)
+    capacities = fill(times, total, rungs, guess=1.0)
+    seconds, floors = times.seconds(capacities), np.array(limits.floors)
+    sizes = give_back(capacities, seconds, total, rungs, floors)
     return tuple(sizes.tolist())
 
 
@@ -228,78 +213,3 @@ def _quotas(
         else:
             high = middle
     return np.clip(high * weights, floors, caps)
-
-
-@dataclass(frozen=True)
-class _Rungs:
-    """The capacities each worker may have: ladder edges between two of its own."""
-
-    edges: np.ndarray  # [E]
-    lowest: np.ndarray  # [W]
-    highest: np.ndarray  # [W]
-
-    @classmethod
-    def of(cls, ladder: Ladder, limits: Limits) -> "_Rungs":
-        edges, caps = np.array(ladder.edges), np.array(limits.caps)
-        lowest = edges[np.searchsorted(edges, limits.floors)]
-        return cls(edges, np.minimum(lowest, caps), caps)
-
-    def at_most(self, bounds: np.ndarray) -> np.ndarray:
-        """The largest capacity within each bound [W], the lowest where none is."""
-        position = np.searchsorted(self.edges, bounds, side="right") - 1
-        edges = self.edges[np.maximum(position, 0)]
-        capacities = np.where(bounds >= self.highest, self.highest, edges)
-        return np.clip(capacities, self.lowest, self.highest)
-
-    def below(self, capacities: np.ndarray) -> np.ndarray:
-        """The next lower capacity of each worker [W]; the same at its lowest."""
-        position = np.searchsorted(self.edges, capacities, side="left") - 1
-        edges = self.edges[np.maximum(position, 0)]
-        return np.clip(edges, self.lowest, capacities)
-
-
-def _threshold(weights: np.ndarray, total: int, rungs: _Rungs) -> np.ndarray:
-    """Capacities [W] under one common ratio to `weights`, just enough for `total`.
-
-    Just enough: one edge less for everybody would not be.
-    """
-    if rungs.lowest.sum() >= total:
-        return rungs.lowest.copy()
-    low, high = 0.0, 1.0
-    while (capacities := rungs.at_most(high * weights)).sum() < total:
-        low, high = high, 2 * high
-    while rungs.below(capacities).sum() >= total:
-        middle = (low + high) / 2
-        if (lower := rungs.at_most(middle * weights)).sum() >= total:
-            high, capacities = middle, lower
-        else:
-            low = middle
-    return capacities
-
-
-def _step_down(
-    capacities: np.ndarray, weights: np.ndarray, total: int, rungs: _Rungs
-) -> None:
-    """Lower `capacities` [W] in place, largest ratio first, while they hold `total`."""
-    surplus = int(capacities.sum()) - total
-    gaps = capacities - rungs.below(capacities)
-    candidates = np.flatnonzero((gaps > 0) & (gaps <= surplus))
-    ratios = capacities[candidates] * (1 / weights[candidates])
-    heap = list(zip((-ratios).tolist(), (-candidates).tolist(), strict=True))
-    heapq.heapify(heap)
-    # Lists, because single items of arrays are slow to reach.
-    edges, lowest = rungs.edges.tolist(), rungs.lowest.tolist()
-    chosen, inverse = capacities.tolist(), (1 / weights).tolist()
-    # Steps between edges are whole granules; only one down from a cap may be less.
-    smallest = min(edges[0], gaps[candidates].min(initial=edges[0]))
-    while heap and surplus >= smallest:
-        _, negative = heapq.heappop(heap)
-        w = -negative
-        position = bisect.bisect_left(edges, chosen[w]) - 1
-        lower = max(edges[max(position, 0)], lowest[w])
-        # The surplus only shrinks: who cannot step down now never can.
-        if 0 < chosen[w] - lower <= surplus:
-            surplus -= chosen[w] - lower
-            chosen[w] = lower
-            heapq.heappush(heap, (-lower * inverse[w], negative))
-    capacities[:] = chosen

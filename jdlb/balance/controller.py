@@ -7,6 +7,7 @@ may differ in the last bit, so whole numbers are sent, never computed twice.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from jdlb.balance.allocation import Allocation, allocate, padded, round_shares
+from jdlb.balance.ladder import Ladder, Limits
 from jdlb.balance.policies.protocol import (
     AnyPolicy,
     Cluster,
@@ -105,6 +107,7 @@ class Controller:
         `steps_left` are the steps that the run still has; None where nobody knows, and
         a new program always pays.
         """
+        observation = dataclasses.replace(observation, limits=self._limits)
         targets, policy_state = self.policy.update(observation, state.policy_state)
         state = dataclasses.replace(
             _with_programs(state, observation),
@@ -134,7 +137,7 @@ class Controller:
         if self.policy.exact:
             # A worker without rows still runs a program of one.
             return Allocation(tuple(sizes), tuple(max(size, 1) for size in sizes))
-        return padded(sizes, self.cluster.ladder, self.cluster.limits)
+        return padded(sizes, self._ladder, self._limits)
 
     def with_caps(self, caps: Iterable[int]) -> "Controller":
         """The same controller under other memory caps [W], in examples.
@@ -156,21 +159,43 @@ class Controller:
         current, proposed = state.allocation, self._allocate(state.targets)
         changed = proposed.sizes != current.sizes
         reason = (
-            f"shares moved: {_moves(current, proposed)}; caps are now {self.cluster.limits.caps}"
+            f"shares moved: {_moves(current, proposed)}; caps are now {self._limits.caps}"
             if changed
             else "kept: all sizes are within the new caps"
         )
         decision = Decision(proposed, changed, reason, proposed.sizes)
         return decision, dataclasses.replace(state, allocation=proposed)
 
+    @functools.cached_property
+    def _ladder(self) -> Ladder:
+        """The capacities there are: multiples of the one compiled size, if it is one."""
+        unit, batch = self.policy.micro_batch, self.cluster.global_batch
+        return self.cluster.ladder if unit is None else Ladder(unit, 0.0, top=batch)
+
+    @functools.cached_property
+    def _limits(self) -> Limits:
+        """Floors and caps; caps in whole micro-batches where these are compiled.
+
+        Raises:
+          UserError: a cap below one micro-batch.
+        """
+        unit, limits = self.policy.micro_batch, self.cluster.limits
+        if unit is None:
+            return limits
+        lowest = min(limits.caps)
+        if lowest < unit:
+            raise UserError(
+                f"micro-batches of {unit} are above the cap of {lowest} of worker "
+                f"{limits.caps.index(lowest)}: use smaller ones"
+            )
+        return limits.with_caps(cap // unit * unit for cap in limits.caps)
+
     def _allocate(self, targets: np.ndarray) -> Allocation:
-        cluster = self.cluster
-        if self.policy.exact:
-            total, limits = cluster.global_batch, cluster.limits
+        policy, total, limits = self.policy, self.cluster.global_batch, self._limits
+        if policy.exact or (policy.placed and _placed(targets, total, limits)):
             return self.allocation_of(round_shares(targets, total, limits))
-        return allocate(
-            targets, cluster.global_batch, cluster.ladder, cluster.limits, self.aligned
-        )
+        aligned = self.aligned or policy.micro_batch is not None
+        return allocate(targets, total, self._ladder, limits, aligned)
 
     def _against(
         self,
@@ -187,13 +212,15 @@ class Controller:
                 f"largest move {_percent(move)} is inside the dead band of "
                 f"{_percent(self.dead_band)}"
             )
+        if not self.weigh_compilation or steps_left is None:
+            return ""
         cost = _compile_seconds(state, proposed)
-        makespans = _makespans(observation, proposed)
-        if not self.weigh_compilation or steps_left is None or makespans is None:
+        makespans = _makespans(observation, proposed) if cost else None
+        if makespans is None:
             return ""
         was, will = makespans
         saved = (was - will) * steps_left
-        if cost and saved <= cost:
+        if saved <= cost:
             return (
                 f"{_moves(current, proposed)} would save {max(saved, 0.0):.2g} s of "
                 f"the rest of the run and cost {cost:.2g} s of compilation"
@@ -201,9 +228,16 @@ class Controller:
         return ""
 
     def _allows(self, allocation: Allocation) -> bool:
-        return bool(
-            np.all(np.less_equal(allocation.capacities, self.cluster.limits.caps))
-        )
+        return bool(np.all(np.less_equal(allocation.capacities, self._limits.caps)))
+
+
+def _placed(targets: np.ndarray, total: int, limits: Limits) -> bool:
+    """Whether targets are whole sizes that can be had as they stand."""
+    return bool(
+        np.all(targets == np.round(targets))
+        and targets.sum() == total
+        and np.all((limits.floors <= targets) & (targets <= limits.caps))
+    )
 
 
 def _largest_move(old: tuple[int, ...], new: tuple[int, ...]) -> float:
@@ -248,21 +282,22 @@ def _programs(capacities: Sequence[int]) -> frozenset[tuple[int, int]]:
 
 def _with_programs(state: ControllerState, observation: Observation) -> ControllerState:
     """The state after a round that ran, and maybe compiled, these programs."""
-    made = observation.compilations or (0,) * len(observation.capacities)
-    took = observation.compile_seconds or (0.0,) * len(observation.capacities)
-    known = state.program_seconds or (0.0,) * len(observation.capacities)
-    seconds = tuple(
-        t / n if n else k for n, t, k in zip(made, took, known, strict=True)
-    )
-    return dataclasses.replace(
-        state,
-        compiled=state.compiled | _programs(observation.capacities),
-        program_seconds=seconds,
-    )
+    made, took = observation.compilations, observation.compile_seconds
+    seconds = state.program_seconds
+    if any(made) and took:
+        known = seconds or (0.0,) * len(made)
+        seconds = tuple(
+            t / n if n else k for n, t, k in zip(made, took, known, strict=True)
+        )
+    ran = _programs(observation.capacities)
+    compiled = state.compiled if ran <= state.compiled else state.compiled | ran
+    return dataclasses.replace(state, compiled=compiled, program_seconds=seconds)
 
 
 def _compile_seconds(state: ControllerState, new: Allocation) -> float:
     """How long all wait for the programs that `new` needs: the slowest compiler."""
+    if not state.program_seconds:
+        return 0.0
     missing = _programs(new.capacities) - state.compiled
     return max((state.program_seconds[w] for w, _ in missing), default=0.0)
 

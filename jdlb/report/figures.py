@@ -41,7 +41,7 @@ _STYLE = {
 # Room that a label takes: its height, and the width of a bold letter.
 _LABEL_POINTS = 11.0
 _CHARACTER_POINTS = 6.5
-_styled = style.context(["default", _STYLE])
+styled = style.context(["default", _STYLE])
 
 
 def save_figures(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
@@ -64,12 +64,12 @@ def save_figures(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, figure in sorted(figures.items()):
-        _save(figure, folder / name)
+        save_figure(figure, folder / name)
         paths.append(folder / name)
     return tuple(paths)
 
 
-@_styled
+@styled
 def draw_shares(runs: Runs, speeds: Sequence[float] = ()) -> Figure:
     """Share, busy and wait time of every worker over epochs: one column a policy."""
     rows: tuple[tuple[str, Callable[[RoundRecord, int], float]], ...] = (
@@ -94,19 +94,19 @@ def draw_shares(runs: Runs, speeds: Sequence[float] = ()) -> Figure:
             ends = []
             for worker in range(len(rounds[0].sizes)):
                 y = [value(r, worker) for r in rounds]
-                color = _worker_color(worker, len(rounds[0].sizes))
+                color = worker_color(worker, len(rounds[0].sizes))
                 marker = MARKERS[worker % len(MARKERS)]
                 axis.plot(_epochs(rounds), y, color=color, marker=marker, clip_on=False)
                 ends.append((_last_known(y), _worker_label(worker, speeds), color))
         axes[row, 0].set_ylim(bottom=0.0)
-        _label_ends(axes[row, -1], ends, axes_points=0.8 * 72 * height)
+        label_ends(axes[row, -1], ends, axes_points=0.8 * 72 * height)
     for axis in axes[-1]:
         axis.set_xlabel("epoch")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
 
-@_styled
+@styled
 def draw_accuracy(runs: Runs) -> Figure:
     """Test accuracy over training seconds: what balancing is for."""
     width = 6.4
@@ -134,7 +134,7 @@ def draw_accuracy(runs: Runs) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def draw_overview(
     summaries: Sequence[PolicySummary],
     speeds: Sequence[float] = (),
@@ -244,7 +244,7 @@ def _mark_ideal(axis: Axes, position: float) -> None:
     )
 
 
-def _label_ends(
+def label_ends(
     axis: Axes, ends: Sequence[tuple[float, str, str]], axes_points: float
 ) -> None:
     """Name the lines right of the axes at their last values, without overlap."""
@@ -289,8 +289,9 @@ def _label_above(
         )
 
 
-@_styled
-def _save(figure: Figure, path: Path) -> None:
+@styled
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a PNG file, the same bytes for the same figure."""
     # Without the program's version: the same picture is the same file.
     figure.savefig(path, dpi=DOTS_PER_INCH, metadata={"Software": None})
 
@@ -327,7 +328,8 @@ def _worker_label(worker: int, speeds: Sequence[float]) -> str:
     return f"worker {worker}, {speeds[worker]:g} {unit}"
 
 
-def _worker_color(worker: int, workers: int) -> str:
+def worker_color(worker: int, workers: int) -> str:
+    """One of the palette, or of a scale where the palette is too short."""
     if workers <= len(PALETTE):
         return PALETTE[worker]
     return colors.to_hex(colormaps["viridis"](0.85 * worker / (workers - 1)))

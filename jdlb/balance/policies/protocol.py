@@ -82,7 +82,8 @@ class Observation:
     `busy_seconds`, `input_seconds` and `wait_seconds` are sums over `measured_steps`;
     the median and the spread of busy time are those of one step. `compilations` are
     the programs that the round began with, and `compile_seconds` what they took;
-    empty where nobody counts them.
+    empty where nobody counts them. `limits` are those in force from now on, which the
+    controller tells; None for those of the cluster as it was at the start.
     """
 
     round: int
@@ -96,6 +97,7 @@ class Observation:
     measured_steps: tuple[int, ...]
     compilations: tuple[int, ...] = ()
     compile_seconds: tuple[float, ...] = ()
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,11 @@ class Policy(Generic[State]):
         round 0.
       exact: its targets are meant as they stand and stay as they are: rounded, but
         not moved to ladder edges, and compiled at their own sizes.
+      placed: its targets are whole sizes that it chose itself with the ladder in mind:
+        they stay as they are while limits allow it.
+      micro_batch: examples of the one size that is compiled; a worker runs it as often
+        as its share needs. Shares are then whole multiples of it, but for one that may
+        be part-filled, and capacities always are. None: one program a capacity.
     """
 
     name: str
@@ -118,6 +125,8 @@ class Policy(Generic[State]):
     update: Callable[[Observation, State], tuple[np.ndarray, State]]
     probe: bool = False
     exact: bool = False
+    placed: bool = False
+    micro_batch: int | None = None
 
 
 AnyPolicy = Policy[Any]
@@ -128,28 +137,51 @@ def equal_targets(cluster: Cluster) -> np.ndarray:
     return np.full(cluster.workers, cluster.global_batch / cluster.workers)
 
 
+def mean_seconds(observation: Observation) -> np.ndarray:
+    """Mean busy seconds of a step: float64 [W], NaN where not measured."""
+    steps = np.array(observation.measured_steps, dtype=np.float64)
+    busy = np.array(observation.busy_seconds, dtype=np.float64)
+    return _usable(busy / np.where(steps > 0, steps, np.nan))
+
+
+def median_seconds(observation: Observation) -> np.ndarray:
+    """Median busy seconds of a step: float64 [W], NaN where not measured."""
+    steps = np.array(observation.measured_steps)
+    median = np.array(observation.busy_median_seconds, dtype=np.float64)
+    return _usable(np.where(steps > 0, median, np.nan))
+
+
 def mean_performance(observation: Observation) -> np.ndarray:
     """Capacity per mean busy second of a step: float64 [W], NaN where not measured.
 
     Not measured: no measured step, or a busy time that is not finite and positive.
     """
-    steps = np.array(observation.measured_steps, dtype=np.float64)
-    busy = np.array(observation.busy_seconds, dtype=np.float64)
-    return _performance(observation, busy / np.where(steps > 0, steps, np.nan))
+    return _performance(observation, mean_seconds(observation))
 
 
 def median_performance(observation: Observation) -> np.ndarray:
     """As `mean_performance`, with the median busy time of a step."""
-    steps = np.array(observation.measured_steps)
-    median = np.array(observation.busy_median_seconds, dtype=np.float64)
-    return _performance(observation, np.where(steps > 0, median, np.nan))
+    return _performance(observation, median_seconds(observation))
+
+
+def _usable(seconds: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(seconds) & (seconds > 0), seconds, np.nan)
 
 
 def _performance(observation: Observation, busy: np.ndarray) -> np.ndarray:
-    usable = np.isfinite(busy) & (busy > 0)
     with np.errstate(over="ignore"):
-        performance = observation.capacities / np.where(usable, busy, np.nan)
+        performance = observation.capacities / busy
     return np.where(np.isfinite(performance), performance, np.nan)
+
+
+def seconds_at_targets(observation: Observation, targets: np.ndarray) -> np.ndarray:
+    """Mean busy seconds of a step had each worker run its target: [W], NaN as above.
+
+    Proportional to the batch. A rule that compares times to move shares by little needs
+    it: what the ladder made of its targets is no difference between the workers.
+    """
+    capacities = np.array(observation.capacities, np.float64)
+    return mean_seconds(observation) * (targets / capacities)
 
 
 def proportional(performance: np.ndarray, global_batch: int) -> np.ndarray:
