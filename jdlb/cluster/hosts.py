@@ -174,12 +174,13 @@ def joined(facts: JobFacts) -> Iterator[Host]:
     """Membership for the length of a block.
 
     An exception in a job of several processes is printed (`UserError` as one line
-    `error: ...` with exit status 2, `RunError` likewise with 1, others as a traceback), and the process
-    aborted; in a job of one process it passes through.
+    `error: ...` with exit status 2, `RunError` likewise with 1, others as a traceback),
+    and the process aborted; in a job of one process it passes through.
     """
     host = join(facts)
     try:
         yield host
+    # Whatever ends one process must end the job: peers wait for it in a collective.
     except BaseException as error:
         if host.process_count == 1:
             raise

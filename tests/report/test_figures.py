@@ -191,8 +191,8 @@ def test_a_run_without_rounds_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_summaries_of_one_worker_are_drawn() -> None:
     run = samples.make_run("equal", ((240,),), (1.0,))
-    figures.draw_overview([summarise(run, None)])
-    figures.draw_shares({"equal": run})
+    assert len(figures.draw_overview([summarise(run, None)]).axes) == 2
+    assert len(figures.draw_shares({"equal": run}).axes) == 3
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=12), st.floats(0.01, 3))
